@@ -132,27 +132,12 @@ def memory(folder: Path) -> Picture:
     return Picture(f"memory-{folder.name}", panels, description, figure)
 
 
-def gpu_trace(path: Path) -> tuple[chrome_trace.Trace, pandas.DataFrame]:
-    """A trace, and the kernels of its profiled steps. UsageError: no kernel ran in a profiled step."""
-    trace = chrome_trace.load(path)
-    kernels = trace.kernels[trace.kernels.step >= 0]
-    if kernels.empty:
-        raise UsageError(f"{path} has no kernels of a GPU: give a trace_*.json of a GPU")
-    return trace, kernels
-
-
-def name_of(trace: Path) -> str:
-    """A trace's file as a label: v2_compile_small.json.gz gives "v2, compile, small"."""
-    return trace.name.split(".")[0].replace("_", ", ")
-
-
 def kernels_by_version(*paths: Path) -> Picture:
     """The kernels and copies of a step and their time, by kind, a bar for each trace."""
     steps = {}
     for path in paths:
-        _, kernels = gpu_trace(path)
-        step = kernels[kernels.step == kernels.step.min()]
-        steps[name_of(path)] = step.duration_us.groupby(step.name.map(kernel_names.kind)).agg(["size", "sum"])
+        step = versions.step_kernels(path)
+        steps[versions.name_of(path)] = step.duration_us.groupby(step.name.map(kernel_names.kind)).agg(["size", "sum"])
     frames = [pandas.concat(steps, axis=1).T.xs(what, level=1).reindex(columns=KINDS).fillna(0) for what in ("size", "sum")]
     figure, device = plots.new(WIDTH, 1.2 + 0.5 * len(paths)), paths[0].parents[1].name.upper()
     titles = ("kernels and copies in a step", "us of all of them")
@@ -173,8 +158,10 @@ def timeline(*paths: Path) -> Picture:
     figure, device = plots.new(WIDTH, 0.6 + 1.4 * len(paths)), paths[0].parents[1].name.upper()
     panels, said = {}, []
     for path, axes in zip(paths, figure.subplots(len(paths), 1, sharex=True, squeeze=False).flat, strict=True):
-        panel = panels[name_of(path)] = _window(path)
-        said.append("{}: a step of {} ms has {:,} kernels; the GPU is busy {}% of it".format(name_of(path), *panel["step"]))
+        panel = panels[versions.name_of(path)] = _window(path)
+        said.append(
+            "{}: a step of {} ms has {:,} kernels; the GPU is busy {}% of it".format(versions.name_of(path), *panel["step"])
+        )
         axes.broken_barh(panel["gpu"], (-0.35, 0.7), color=plots.VERMILION, linewidth=0)
         axes.vlines(panel["launches"], 0.65, 1.35, color=plots.BLACK, linewidth=0.5)
         if not panel["launches"]:
@@ -193,7 +180,8 @@ def _window(path: Path) -> dict[str, Any]:
     It has launches (their starts), gpu ([start, length] of each kernel), and of a median step the ms, the number of
     kernels with copies and fills, and the percent in which the GPU is busy.
     """
-    trace, kernels = gpu_trace(path)
+    trace = chrome_trace.load(path)
+    kernels = trace.kernels[trace.kernels.step >= 0]
     starts, first = kernels.start_us - kernels.start_us.min(), kernels.start_us.min()
     launches = sorted(set((kernels.start_us - kernels.launch_delay_us - first).round(1)))
     busy = round(100 * trace.device_busy_us() / sum(trace.step_us()), 1)

@@ -134,7 +134,7 @@ def limits(folder: Path, last: Path) -> str:
 def _limits(case: Case, model: str, traces: Path) -> list[float | None]:
     """Kernels of a step, where there is a trace, and its times in the columns of `limits`."""
     trace, captured = traces / f"{model.replace('-', '_')}_{case.preset}.json.gz", case.times(f"{model}-captured")
-    kernels = len(_step_kernels(trace)) if trace.exists() else None
+    kernels = len(step_kernels(trace)) if trace.exists() else None
     if not captured:
         return [kernels, None, None, median(case.times(model)), None]
     step, alone = median(case.times(model)), median(captured)
@@ -157,7 +157,7 @@ def batches(*paths: Path) -> str:
 
 def kinds(*traces: Path) -> str:
     """The time of a step's kernels by kind, a row for each trace of a GPU."""
-    found = {path.name.split(".")[0].replace("_", ", "): _step_kernels(path) for path in traces}
+    found = {name_of(path): step_kernels(path) for path in traces}
     times = {name: step.duration_us.groupby(step.name.map(kernel_names.kind)).sum() / 1e3 for name, step in found.items()}
     ms = pandas.DataFrame(times).fillna(0.0)
     ms = ms.loc[ms.sum(axis=1).sort_values(ascending=False).index]
@@ -165,8 +165,13 @@ def kinds(*traces: Path) -> str:
     return tables.markdown(["trace", "kernels", "ms of all", *(f"{kind} %" for kind in ms.index)], rows)
 
 
+def name_of(trace: Path) -> str:
+    """A trace's file as a label: v2_compile_small.json.gz gives "v2, compile, small"."""
+    return trace.name.split(".")[0].replace("_", ", ")
+
+
 @functools.cache
-def _step_kernels(trace: Path) -> pandas.DataFrame:
+def step_kernels(trace: Path) -> pandas.DataFrame:
     """Kernels, copies and fills of the first profiled step."""
     kernels = chrome_trace.load(trace).kernels
     return kernels[kernels.step == kernels.step[kernels.step >= 0].min()]

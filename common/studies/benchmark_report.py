@@ -8,11 +8,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from common import files
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.output.tables import Table
 from common.errors import RunError
-from common.records import study_files
 from common.records.study_files import Benchmark
 from common.studies import known_models
 from common.studies.benchmark import place, reason
@@ -26,7 +26,7 @@ Row = dict[str, Any]  # by the names in COLUMNS
 
 def analyze(path: Path) -> Report:
     """The report on a benchmark.json, as .csv, .json and .md. Errors of `read`; RunError: nothing was measured."""
-    measured = study_files.read_benchmark(path)
+    measured = files.read(path, Benchmark)
     against, found = measured["models"][0], results(measured)
     entries: list[Any] = [*measured["cells"], *measured["accuracy"]]
     if all(entry["status"] != "ok" for entry in entries):
@@ -54,8 +54,6 @@ def analyze(path: Path) -> Report:
         report.section("Step time")
         report.table(*step_table(measured))
         report.text(*run_facts.noise(timed))
-        report.section("Processes")
-        report.table(*process_table(measured))
     if "memory" in measured["metrics"]:
         kind = next((run["kind"] for _, run in runs), "")
         report.section(f"Peak MiB of the timed steps, {kind} (and {against} / model)", "memory")
@@ -115,22 +113,14 @@ def by_shape(measured: Benchmark, value: str, ratio: str) -> Table:
 
 
 def step_table(measured: Benchmark) -> Table:
-    """A row for each measured cell: the time of a step, and its speed-up."""
-    rows = [
-        [row["model"], row["batch_size"], row["sequence_length"], row["ms"], tables.spread(row), row["speedup"]]
-        for row in results(measured).values()
-        if row["ms"]
-    ]
-    return ["model", "B", "S", "ms/step", "p20 to p80", "speed-up"], rows
-
-
-def process_table(measured: Benchmark) -> Table:
-    """The median of each process, in the order in which they ran."""
+    """A row for each measured cell: the time of a step, its speed-up, and the median of each process in the order of the runs."""
     rows = []
-    for cell in measured["cells"]:
-        medians = ", ".join(f"{run['step_ms']['median']:.4g}" for run in cell["runs"])
-        rows.append([cell["model"], cell["batch_size"], cell["sequence_length"], medians])
-    return ["model", "B", "S", "ms/step of each process"], rows
+    for cell, row in zip(measured["cells"], results(measured).values(), strict=True):
+        if row["ms"]:
+            medians = ", ".join(f"{run['step_ms']['median']:.4g}" for run in cell["runs"])
+            shape = [row["model"], row["batch_size"], row["sequence_length"]]
+            rows.append([*shape, row["ms"], tables.spread(row), row["speedup"], medians])
+    return ["model", "B", "S", "ms/step", "p20 to p80", "speed-up", "ms/step of each process"], rows
 
 
 def energy_table(measured: Benchmark) -> Table:

@@ -9,12 +9,9 @@ their spans and operators.
 """
 
 import os
-import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 from common import device as devices
 from common import ranks, spans
@@ -23,13 +20,6 @@ from common.options import RunOptions
 from common.training import agreement
 
 import torch
-
-
-def exported(profile: torch.profiler.profile, path: Path) -> None:
-    """Writes the Chrome trace, first under a plain name: the profiler puts its name into the JSON as it is, with quotes."""
-    with tempfile.TemporaryDirectory() as folder:
-        profile.export_chrome_trace(f"{folder}/trace.json")
-        shutil.move(f"{folder}/trace.json", path)
 
 
 class Profiler:
@@ -75,7 +65,7 @@ class Profiler:
         with torch.profiler.profile(
             activities=self.activities, record_shapes=True, acc_events=True,
             schedule=torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1),
-            on_trace_ready=lambda profile: exported(profile, self.eager_path),
+            on_trace_ready=lambda profile: profile.export_chrome_trace(str(self.eager_path)),
         ) as profile:  # fmt: skip
             for _ in range(2):
                 run()
@@ -103,7 +93,7 @@ class Profiler:
 
     def export(self) -> None:
         """Writes the Chrome trace, after `stop`; of several processes, returns when each has written its own."""
-        exported(self.profile, self.trace_path)
+        self.profile.export_chrome_trace(str(self.trace_path))
         agreement.wait_for_all()
 
     def operator_flops(self) -> dict[str, float]:

@@ -74,8 +74,3 @@ def test_a_timeline_has_launches_and_kernels_from_the_first_one_on(tmp_path):
     assert panel["launches"] == [0.013, 0.034, 0.038, 0.065, 0.092]  # ms; the first one comes before the window
     assert panel["gpu"][0] == [0.0, 0.03]
     assert panel["step"][-1] == pytest.approx(100 * 159 / (125 + 60), abs=0.1)  # the kernel before ends at 5 us
-    cpu = gpu_trace()
-    cpu["traceEvents"] = [event for event in cpu["traceEvents"] if event["cat"] in ("cpu_op", "user_annotation")]
-    path.write_text(json.dumps(cpu))
-    with pytest.raises(UsageError, match="no kernels of a GPU"):
-        pictures.kernels_by_version(path)
