@@ -66,12 +66,12 @@ def _launches(path: Path, frame: pandas.DataFrame) -> dict[str, pandas.Series]:
 
 
 def source_of_database(path: Path) -> str:
-    """ "rocpd" if a SQLite database holds kernels and no counters of them, else a key of REFUSALS."""
+    """ "rocpd" if a SQLite database holds kernels, else "other", as for a pass of rocprof-compute, which has counters of them."""
     views = {name for (name,) in _query(path, "SELECT name FROM sqlite_master WHERE type = 'view'")}
     counted = "SELECT 1 FROM rocpd_pmc_event P JOIN rocpd_kernel_dispatch K ON K.event_id = P.event_id LIMIT 1"
-    if "counters_collection" in views and _query(path, counted):
-        return "counters of a pass"
-    return "rocpd" if "kernels" in views and _query(path, "SELECT 1 FROM kernels LIMIT 1") else "other"
+    if "kernels" not in views or ("counters_collection" in views and _query(path, counted)):
+        return "other"
+    return "rocpd" if _query(path, "SELECT 1 FROM kernels LIMIT 1") else "other"
 
 
 def read_rocpd(path: Path) -> Kernels:
