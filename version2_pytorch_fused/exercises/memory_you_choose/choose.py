@@ -1,9 +1,7 @@
 """Shows what your functions predict, and who holds the peak of a snapshot.
 
-    python choose.py --preset medium --limit-gib 16
-    python choose.py --snapshot ../../../results/h100/memory_snapshot_v2_medium.json
-
-KERNEL_EXERCISES=solution in front of a command takes the solution.
+python choose.py --preset medium --limit-gib 16
+python choose.py --snapshot ../../../results/h100/memory_snapshot_v2_medium.json
 """
 
 import argparse
@@ -16,6 +14,8 @@ ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / 
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli, exercises, files
+from common.analysis.output import tables
+from common.errors import UsageError
 from common.options import Options
 
 BATCHES, LENGTHS = range(1, 2**16), range(1, 2**24)
@@ -23,12 +23,13 @@ BATCHES, LENGTHS = range(1, 2**16), range(1, 2**24)
 
 def predict(memory, options: Options, limit: float) -> None:
     batch, length, room = options.batch_size, options.seq_len, limit * 2**30
-    print(f"{'kind':<12}{f'MiB at {batch} x {length}':>18}{'largest batch':>15}{'longest sequence':>18}")
+    rows = []
     for kind in ("none", "block", "selective"):
         peak = functools.partial(memory.peak_bytes, options.model, kind=kind)
-        largest = bisect.bisect_right(BATCHES, room, key=lambda size, peak=peak: peak(size, length))
+        largest = bisect.bisect_right(BATCHES, room, key=functools.partial(peak, length=length))
         longest = bisect.bisect_right(LENGTHS, room, key=functools.partial(peak, 1))
-        print(f"{kind:<12}{peak(batch, length) / 2**20:18,.0f}{largest:15,}{longest:18,}")
+        rows.append([kind, peak(batch, length) / 2**20, largest, longest])
+    print(tables.text(["kind", f"MiB at {batch} x {length}", "largest batch", "longest sequence"], rows))
 
 
 def main() -> None:
@@ -38,11 +39,14 @@ def main() -> None:
     parser.add_argument("--snapshot", type=Path, metavar="FILE.json", help="show who holds its peak")
     arguments = cli.parse(parser)
     memory = exercises.load(Path(__file__).parent, "memory")
-    if arguments.snapshot:
-        for place, size in memory.holders(files.read_json(arguments.snapshot)).most_common(12):
-            print(f"{size / 2**20:8,.0f} MiB  {place}")
-    else:
-        predict(memory, cli.resolve(Options, arguments), arguments.limit_gib)
+    try:
+        if arguments.snapshot:
+            for place, size in memory.holders(files.read_json(arguments.snapshot)).most_common(12):
+                print(f"{size / 2**20:8,.0f} MiB  {place}")
+        else:
+            predict(memory, cli.resolve(Options, arguments), arguments.limit_gib)
+    except NotImplementedError as error:
+        raise UsageError(f"not implemented: {error}") from error
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Trains Version 2 with the additions of starter/, or with KERNEL_EXERCISES=solution with those of solution/. Flags as Version 2.
-
-python run.py --num-steps 10 --enable-torch-compile
-"""
+"""Trains Version 2 with the additions of starter/, or with KERNEL_EXERCISES=solution of solution/. Flags as Version 2."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Three additions to Version 2 that keep torch.compile from helping. Find them in logs and a profile, then repair them.
-
-What each addition is there for must still work after your repair.
-"""
+"""Three additions to Version 2 that keep torch.compile from helping. Find them in logs and a profile, then repair them."""
 
 from common.options import Options
 from version2_pytorch_fused import tiny_llama_v2 as v2
