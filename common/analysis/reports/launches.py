@@ -95,7 +95,6 @@ def report(kernels: Kernels, top: int) -> Report:
     per_step = f", {calls / kernels.steps:,.0f} a step (steps: {kernels.steps})" if kernels.steps else ""
     by_kind = "; " + ", ".join(f"{kind} {count:,}" for kind, count in kinds.items()) if len(kinds) > 1 else ""
     result = Report("Kernel launches")
-    unknown = kernel_names.unknown({row.name: row.total_ns for row in rows})
     result.facts([
         ("source", f"{kernels.source}, {kernels.path}"),
         *(("note", note) for note in kernels.notes),
@@ -103,7 +102,6 @@ def report(kernels: Kernels, top: int) -> Report:
         ("total time", _time(table.duration_ns.sum())),
         ("busy", _busy(gaps(kernels))),
         (f"under {_time(SHORT_NS)}", _short(kernels)),
-        *([("of no known kind", unknown)] if unknown and not kernels.are_operators else []),
     ])  # fmt: skip
     (whole, per_whole), (single, per_single) = (
         tables.time_unit(max(times) / 1e6) for times in ([row.total_ns for row in rows], [row.mean_ns for row in rows])

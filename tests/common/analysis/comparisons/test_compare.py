@@ -78,8 +78,6 @@ def test_exit_codes_of_the_regression_test(execute, refused, tmp_path):
     assert "FAIL" in execute(REGRESSION, *arguments, "after.json", "--min-speedup", "3", check=1).out
     said = refused(REGRESSION, *arguments, "missing.json")
     assert "missing.json does not exist" in said and "tiny_llama_v1.py --metrics-out before.json" in said
-    write_json(tmp_path / "after.json", of_20_losses(record(step_ms__count=19)))
-    assert "count is 19, but 20 steps count" in refused(REGRESSION, *arguments, "after.json")
 
 
 # ------------------------------------------------------------------------------------------------------------- versions
