@@ -132,12 +132,11 @@ class Peer:
         return step
 
 
-EVERY = (
+PEERS = {peer.name: peer for peer in (
     Peer("hf", TRANSFORMERS),
     Peer("hf-compile", TRANSFORMERS, compiled=True),
     Peer("liger", TRANSFORMERS | LIGER, liger=True),
     Peer("liger-compile", TRANSFORMERS | LIGER, compiled=True, liger=True),
     Peer("captured", compiled=True, CAPTURED=True),
     Peer("captured-bf16", compiled=True, CAPTURED=True, working=torch.bfloat16),
-)
-PEERS = {peer.name: peer for peer in EVERY}
+)}  # fmt: skip
