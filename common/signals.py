@@ -8,8 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
-ENDING = tuple(kind for kind in (signal.SIGINT, signal.SIGTERM, HANGUP) if kind)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(KeyboardInterrupt):
@@ -69,7 +68,7 @@ def immediate() -> Iterator[None]:
 
 def _not_ignored() -> list[int]:
     """A shell's background job ignores Ctrl-C but may be sent SIGINT by name; what nohup ignores stays ignored."""
-    return [kind for kind in ENDING if kind != HANGUP or signal.getsignal(kind) != signal.SIG_IGN]
+    return [kind for kind in ENDING if kind != signal.SIGHUP or signal.getsignal(kind) != signal.SIG_IGN]
 
 
 @contextmanager

@@ -49,15 +49,15 @@ def analyze(path: Path) -> Report:
     if timed:
         report.csv("benchmark", COLUMNS, [[row[name] for name in COLUMNS] for row in found.values()])
     if "throughput" in measured["metrics"]:
-        report.section(f"Tokens/s (and speed-up against {against})", "throughput")
-        report.table(*by_shape(measured, "tokens_per_second", "speedup"))
-        report.section("Step time")
+        report.section(f"Throughput (and speed-up against {against})", "throughput")
         report.table(*step_table(measured))
         report.text(*run_facts.noise(timed))
     if "memory" in measured["metrics"]:
         kind = next((run["kind"] for _, run in runs), "")
-        report.section(f"Peak MiB of the timed steps, {kind} (and {against} / model)", "memory")
-        report.table(*by_shape(measured, "peak_mib", "memory_ratio"))
+        report.section(f"Peak memory of the timed steps, {kind} (and {against} / model)", "memory")
+        columns = ("model", "batch_size", "sequence_length", "peak_mib", "memory_ratio")
+        peaks = [[row[name] for name in columns] for row in found.values() if row["peak_mib"]]
+        report.table(["model", "B", "S", "peak MiB", "ratio"], peaks)
     if "energy" in measured["metrics"]:
         report.section("Energy")
         report.table(*energy_table(measured))
@@ -96,31 +96,15 @@ def results(measured: Benchmark) -> dict[tuple[str, int, int], Row]:
     return found
 
 
-def by_shape(measured: Benchmark, value: str, ratio: str) -> Table:
-    """A row for each shape, a column for each model: the value, and its ratio against the first model."""
-    found, models, rows = results(measured), measured["models"], []
-
-    def shown(cell: Row) -> str:
-        if not cell[value]:
-            return cell["status"]
-        beside = f" ({cell[ratio]:.2f}x)" if cell[ratio] and cell["model"] != models[0] else ""
-        return f"{cell[value]:,.0f}{beside}"
-
-    for length in measured["sequence_lengths"]:
-        for size in measured["batch_sizes"]:
-            rows.append([size, length, *(shown(found[model, size, length]) for model in models)])
-    return ["B", "S", *models], rows
-
-
 def step_table(measured: Benchmark) -> Table:
-    """A row for each measured cell: the time of a step, its speed-up, and the median of each process in the order of the runs."""
+    """A row for each measured cell: the time of a step, also the median of each process in their order, and its speed-up."""
     rows = []
     for cell, row in zip(measured["cells"], results(measured).values(), strict=True):
         if row["ms"]:
             medians = ", ".join(f"{run['step_ms']['median']:.4g}" for run in cell["runs"])
             shape = [row["model"], row["batch_size"], row["sequence_length"]]
-            rows.append([*shape, row["ms"], tables.spread(row), row["speedup"], medians])
-    return ["model", "B", "S", "ms/step", "p20 to p80", "speed-up", "ms/step of each process"], rows
+            rows.append([*shape, row["ms"], tables.spread(row), medians, row["tokens_per_second"], row["speedup"]])
+    return ["model", "B", "S", "ms/step", "p20 to p80", "ms/step of each process", "tokens/s", "speed-up"], rows
 
 
 def energy_table(measured: Benchmark) -> Table:

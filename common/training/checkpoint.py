@@ -1,10 +1,10 @@
 """Saving a trained model, for others to open (`--save-model`) or for the run to go on (`--checkpoint-dir`).
 
 `save` writes what `transformers.AutoModelForCausalLM` and `AutoTokenizer` open. `Checkpoints` writes a folder such as
-`step-00000100` with all that the next steps depend on. PyTorch's distributed checkpoint stores weights, the optimizer's state and
-the states of the random number generators as safetensors, each under its parameter's name, whichever process holds it. So any
-number of processes, in any form of --parallel, can go on from it. The position in the data and the loss scale are JSON. Neither
-can hold code. Tensors are read into the memory that a captured step uses.
+`step-00000100` with all that the next steps depend on. PyTorch's distributed checkpoint stores weights and the optimizer's state
+as safetensors, each under its parameter's name, whichever process holds it. So any number of processes, in any form of
+--parallel, can go on from it. The position in the data and the loss scale are JSON. Neither can hold code. Tensors are read into
+the memory that a captured step uses. A step draws no random numbers.
 
 A folder is written under a hidden name and renamed when it is whole: a process that is killed leaves the checkpoint before it.
 """
@@ -136,20 +136,13 @@ class Checkpoints:
         if not self.source:
             return
         with _failure_explained(f"cannot read {self.source}"):
-            reader, rank = dcp.HuggingFaceStorageReader(str(self.source)), ranks.here().rank
-            saved = reader.read_metadata().state_dict_metadata
-            states = whole_states(prepared.optimizer)
-            tensors = _tensors(prepared, states, rank if f"random.cpu.{rank}" in saved else 0)  # it was saved by fewer processes
-            state = {name: tensor for name, tensor in tensors.items() if name in saved or not name.startswith("random.gpu.")}
-            dcp.load(state, storage_reader=reader, no_dist=not agreement.active())
+            states, reader = whole_states(prepared.optimizer), dcp.HuggingFaceStorageReader(str(self.source))
+            dcp.load(_tensors(prepared, states), storage_reader=reader, no_dist=not agreement.active())
         if hasattr(prepared.optimizer, "take_states"):
             prepared.optimizer.take_states(states)
         prepared.model.load_state_dict(prepared.model.state_dict())  # what a model or optimizer derives from the weights
         if self.scaler:
             self.precision.scaler.load_state_dict(self.scaler)
-        for name, tensor in state.items():
-            if name.startswith("random."):
-                (torch.cuda if name.startswith("random.gpu.") else torch).set_rng_state(tensor)
 
     def save(self, finished: int) -> None:
         """Writes the state after these steps, and removes all but the KEPT newest checkpoints. RunError: it cannot be written."""
@@ -163,7 +156,7 @@ class Checkpoints:
                 write_json(building / POSITION, position)
             agreement.wait_for_all()
             _complete_weights(self.prepared.optimizer)
-            state = _tensors(self.prepared, whole_states(self.prepared.optimizer), ranks.here().rank)
+            state = _tensors(self.prepared, whole_states(self.prepared.optimizer))
             writer = dcp.HuggingFaceStorageWriter(str(building), save_distributed=True)
             dcp.save(state, storage_writer=writer, no_dist=not agreement.active())
             if main:
@@ -187,14 +180,9 @@ def whole_states(optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, Ten
     return optimizer.whole_states() if hasattr(optimizer, "whole_states") else agreement.states(optimizer)
 
 
-def _tensors(prepared: Prepared, states: dict[Tensor, dict[str, Tensor]], rank: int) -> dict[str, Tensor]:
-    """By name: the weights and the optimizer's states, not copied, and the states of the random number generators.
-
-    A tensor that several parameters share has the name of the first.
-    """
-    tensors = {f"random.cpu.{rank}": torch.get_rng_state()}
-    if torch.cuda.is_initialized():
-        tensors[f"random.gpu.{rank}"] = torch.cuda.get_rng_state()
+def _tensors(prepared: Prepared, states: dict[Tensor, dict[str, Tensor]]) -> dict[str, Tensor]:
+    """By name: the weights and the optimizer's states, not copied. One that several parameters share has the first's name."""
+    tensors: dict[str, Tensor] = {}
     for name, parameter in prepared.model.named_parameters():
         tensors[f"weight.{name}"] = parameter.detach()
         tensors |= {f"{key}.{name}": value for key, value in states.get(parameter, {}).items()}
