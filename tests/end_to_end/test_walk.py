@@ -15,7 +15,7 @@ import pytest
 import torch
 
 GPU = torch.cuda.is_available()
-OPTIONAL_TOOLS = ("rocprofv3", "rocprof-sys-run", "rocprof-compute", "ncu", "nsys")
+OPTIONAL_TOOLS = ("rocprofv3", "rocprof-sys-run", "rocprof-compute", "ncu", "nsys", "tlparse")
 UNSOLVED = "why_compile_did_not_help"  # its page reads what the compiler says of the starter
 # Flags that are added last, and so replace the command's own: they repeat the work less often, or search less far.
 TRAINING = "--num-steps 4 --data synthetic"
