@@ -47,7 +47,7 @@ def of_run(path: Path, trace: Trace | None) -> Report:
     advice = GRAPHS if run.get("settings", {}).get("capture_step") else "Try `--capture-step`"
     result.text(launches.verdict(pytorch.read_profile(path), step_profile.idle_percent(profile), advice))
     parts = bottlenecks.report(step, path, targets(step))
-    result.include(parts, "", "time-of-the-step-by-part", "time-of-attention-by-part")
+    result.include(parts, "", "time-of-the-step-by-span", "time-of-attention")
     if trace:
         _add_timeline(result, timeline.of_trace(trace), f"profiled steps: {profile['profiled_steps']}")
     result.include(parts, "", "the-step-against-its-limits", "targets-of-optimization")

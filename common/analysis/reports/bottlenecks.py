@@ -19,19 +19,15 @@ from common.records.step_profile import Profile
 
 FOLDER, DEFAULT = Path("bottleneck_analysis"), "bottlenecks_v1.md"
 TOP = 15
-PARTS = {
-    "attention": "attention", "mlp": "feed-forward", "norm": "norms", "residual": "residuals", "embed": "embedding",
-    "loss": "head and loss", "optimizer": "optimizer", "communication": "communication", "other": "gradient accumulation, other",
-}  # fmt: skip
 LIMITS = {
     "compute": "compute", "memory": "memory", "launch": "too small for either (launch-bound)", "unknown": "cost not known",
     "not classed": "no ceilings",
 }  # fmt: skip
 OVERLAP = 1.02  # times the time in which a kernel runs, from which the sum of all kernels' times gets a line
 IDLE = "GPU idle"
-ABOUT_PARTS = (
-    "These are self times, so they add up. Work of the backward pass counts for the part whose forward pass made it necessary. "
-    "Collectives are communication, wherever they are called. The last row is time that no operator covers."
+ABOUT_SPANS = (
+    "These are self times, so they add up. Work of the backward pass counts for the span whose forward pass made it necessary. "
+    "The last row is time that no operator covers."
 )
 ABOUT_LAUNCHES = (
     "A delay of a few us means that the GPU waits for the host, one of milliseconds that the host is ahead. The profiler slows "
@@ -53,27 +49,6 @@ CSV_COLUMNS = (
     "operator", "span", "phase", "input_shapes", "input_types", "calls_per_step", "us_per_step", "flops_per_call",
     "bytes_per_call", "bound_by", "percent_of_ceiling", "percent_of_step", "flops_per_second", "bytes_per_second",
 )  # fmt: skip
-
-
-def breakdown(step: Step) -> list[list[Any]]:
-    """Rows of part, us in forward, backward and other, their sum and percent of the step, launches.
-
-    On a GPU the times are those of all kernels; on a CPU there are no launches.
-    """
-    steps = step.profile["profiled_steps"]
-    times = [(communication_or(row.name, row.span), row.phase, row.us) for row in step.rows]
-    kernels = [(communication_or(kernel["name"], kernel["span"]), kernel) for kernel in step.profile["kernels"]]
-    if step.on_gpu:
-        times = [(part, kernel["phase"], kernel["device_us"] / steps) for part, kernel in kernels]
-    body: list[list[Any]] = []
-    for span, label in PARTS.items():
-        own = [(phase if phase in ("forward", "backward") else "other", us) for part, phase, us in times if part == span]
-        columns = [sum(us for phase, us in own if phase == column) for column in ("forward", "backward", "other")]
-        launches = sum(kernel["calls"] for part, kernel in kernels if part == span) / steps or None
-        body += [[label, *columns, sum(columns), 100 * sum(columns) / step.us, launches]] if own else []
-    body.sort(key=lambda row: -row[4])
-    rest = [outside(step), None, None, None, step.outside_us, 100 * step.outside_us / step.us, None]
-    return body + [rest] * bool(step.outside_us)
 
 
 def overlap(times: float, busy: float) -> list[str]:
@@ -122,7 +97,7 @@ def limits(profile: Profile) -> list[tuple[str, str]]:
 
 
 def report(step: Step, path: Path, ranked: list[Target], prefix: str = "") -> Report:
-    """Time by part, longest operators and targets; it writes operator_timing.csv and optimization_targets.json."""
+    """Time by span, longest operators and targets; it writes operator_timing.csv and optimization_targets.json."""
     result, profile = Report(f"Bottlenecks of tiny_llama_{step.profile['run']['version']}"), step.profile
     ceilings, attention_only = profile["run"]["ceilings"], profile["attention_only"]
     result.text(f"{profile_summary.conditions(profile)}.", f"Command `{profile['run']['command']}`, profile {path.name}.")
@@ -136,19 +111,18 @@ def report(step: Step, path: Path, ranked: list[Target], prefix: str = "") -> Re
     if not attention_only:
         result.section("The step against its limits")
         result.facts(limits(profile))
-    result.section(f"Time of {'attention' if attention_only else 'the step'} by part")
-    parts, busy = breakdown(step), step.us - step.outside_us
+    result.section("Time of attention" if attention_only else "Time of the step by span")
+    if not attention_only:
+        result.table(*profile_summary.span_rows(profile))
     unit, factor = tables.time_unit(step.us / 1e3)
-    header = ["part", *(f"{name} {unit}" for name in ("forward", "backward", "other", "total")), "% of step", "launches"]
-    rows = [[row[0], *(us and us / 1e3 * factor for us in row[1:5]), *row[5:]] for row in parts]
-    result.table(*tables.filled(header, rows))
     result.table(["limit", unit, "% of step"], [[name, us / 1e3 * factor, share] for name, us, share in by_limit(step)])
-    result.text(ABOUT_PARTS)
+    result.text(ABOUT_SPANS)
     if step.on_gpu:
-        result.text(*overlap(sum(row[4] for row in parts if row[0] != outside(step)), busy))
-    if step.on_gpu and not attention_only:
-        share = 100 * busy / step.us
-        result.text(f"{profile_summary.launches(profile)} The GPU is busy for {share:.0f} % of the step. {ABOUT_LAUNCHES}")
+        busy = step.us - step.outside_us
+        result.text(*overlap(sum(kernel["device_us"] for kernel in profile["kernels"]) / profile["profiled_steps"], busy))
+        if not attention_only:
+            share = 100 * busy / step.us
+            result.text(f"{profile_summary.launches(profile)} The GPU is busy for {share:.0f} % of the step. {ABOUT_LAUNCHES}")
     result.section("The operators that take longest")
     result.text(ABOUT_OPERATORS)
     unit, factor = tables.time_unit(step.rows[0].us / 1e3)

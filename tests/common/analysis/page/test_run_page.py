@@ -24,7 +24,7 @@ def titles(report) -> list[str]:
 def test_a_profile_has_everything_and_without_its_trace_no_timeline(gpu_profile):
     page = build(gpu_profile)
     assert titles(page) == [
-        "Time of the step by part", "Timeline", "The step against its limits", "Targets of optimization", "Kernels", "Roofline",
+        "Time of the step by span", "Timeline", "The step against its limits", "Targets of optimization", "Kernels", "Roofline",
         "The operators that take longest", "Critical path", "Run",
     ]  # fmt: skip
     html = page.html()

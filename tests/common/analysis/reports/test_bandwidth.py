@@ -124,3 +124,11 @@ def test_rows_of_three_kernels_with_known_bounds():
     found = dict(bandwidth.facts(traffic))
     assert found["total"] == "390 MB in 9 s of kernels, all that was recorded"
     assert found["at least"] == "1.95 s at that bandwidth, 21.7 % of that time"
+
+
+def test_the_bandwidth_that_a_step_needs():
+    """8 TFLOP that move 3.6 GB: 2,222 FLOP/byte; the GEMM's 1 TFLOP/s then needs 0.45 GB/s."""
+    ceilings = CEILINGS | {"flops_per_second": 1e12, "bytes_per_second": 1e12}
+    said = dict(bandwidth.demand(8e12, 3.6e9, 12e-3, ceilings))
+    assert said["bytes a step"].startswith("at least 3,600 MB") and said["needed"].startswith("0.45 GB/s")
+    assert said["intensity"] == "2,222 FLOP/byte of these operators; ridge point 1, so FLOPs bind before bytes"
