@@ -168,6 +168,7 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
+@exercises.unsolved()
 def main() -> None:
     arguments = cli.parse(parser())
     options, device, tokenizer = cli.resolve(Options, arguments), devices.select(arguments.device), None

@@ -136,3 +136,13 @@ def test_an_adapter_knows_two_folders(monkeypatch, folder: Path):
     adapter = runpy.run_path(str(folder / "adapter.py"))
     with pytest.raises(UsageError, match="KERNEL_EXERCISES is 'mine': set it to solution"):
         adapter["load"](next(folder.glob("starter/*.py")).stem)
+
+
+@pytest.mark.parametrize("script, flags, function", [
+    (MEASURING / "measure.py", [], "waits_and_warms_up"), (MEMORY / "choose.py", [], "peak_bytes"),
+    (LAB / "lab.py", ["time"], "benchmark_function"), (DECODING / "generate.py", ["--prompt-tokens", "8"], "append"),
+], ids=lambda each: getattr(each, "stem", None))  # fmt: skip
+def test_a_script_names_what_its_starter_lacks(monkeypatch, run_script, script, flags, function):
+    monkeypatch.setenv("KERNEL_EXERCISES", "starter")
+    error = run_script(script, *flags, check=2).stderr
+    assert error.startswith(f"error: not implemented: {function}: problem "), error

@@ -84,6 +84,7 @@ def show_processes(mine, path: Path) -> None:
     print(tables.text(["compared", "second - first, %", "p"], rows))
 
 
+@exercises.unsolved()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=Path, metavar="benchmark.json", help="compares its first two models")

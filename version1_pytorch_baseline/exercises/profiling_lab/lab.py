@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import Any
 
-from common import cli
+from common import cli, exercises
 from common import device as devices
 from common.analysis.output import tables
 from common.errors import UsageError
@@ -230,6 +230,7 @@ def measure(profiling: ModuleType, options: Namespace, device: torch.device) -> 
 COMMANDS = {"time": time, "memory": memory, "measure": measure}
 
 
+@exercises.unsolved()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
@@ -244,10 +245,7 @@ def main() -> None:
     add("--seq-lens", type=cli.positive_list, default=[128, 512, 2048], metavar="S,S,...", help="default: 128,512,2048")
     cli.add(parser, "--device")
     options = cli.parse(parser)
-    try:
-        COMMANDS[options.command](load(options.implementation), options, devices.select(options.device))
-    except NotImplementedError as error:
-        raise UsageError(f"not implemented: {error}") from error
+    COMMANDS[options.command](load(options.implementation), options, devices.select(options.device))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run
 
 from common import cli, exercises, files
 from common.analysis.output import tables
-from common.errors import UsageError
 from common.options import Options
 
 BATCHES, LENGTHS = range(1, 2**16), range(1, 2**24)
@@ -32,6 +31,7 @@ def predict(memory, options: Options, limit: float) -> None:
     print(tables.text(["kind", f"MiB at {batch} x {length}", "largest batch", "longest sequence"], rows))
 
 
+@exercises.unsolved()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     cli.add(parser, "--preset", "--batch-size", "--seq-len")
@@ -39,14 +39,11 @@ def main() -> None:
     parser.add_argument("--snapshot", type=Path, metavar="FILE.json", help="show who holds its peak")
     arguments = cli.parse(parser)
     memory = exercises.load(Path(__file__).parent, "memory")
-    try:
-        if arguments.snapshot:
-            for place, size in memory.holders(files.read_json(arguments.snapshot)).most_common(12):
-                print(f"{size / 2**20:8,.0f} MiB  {place}")
-        else:
-            predict(memory, cli.resolve(Options, arguments), arguments.limit_gib)
-    except NotImplementedError as error:
-        raise UsageError(f"not implemented: {error}") from error
+    if arguments.snapshot:
+        for place, size in memory.holders(files.read_json(arguments.snapshot)).most_common(12):
+            print(f"{size / 2**20:8,.0f} MiB  {place}")
+    else:
+        predict(memory, cli.resolve(Options, arguments), arguments.limit_gib)
 
 
 if __name__ == "__main__":
