@@ -26,13 +26,6 @@ def select(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def take_gpu(index: int, processes: str) -> None:
-    """Makes `cuda` mean this GPU in this process. UsageError: there are fewer; `processes` is the flag for one process a GPU."""
-    if index >= torch.cuda.device_count():
-        raise UsageError(f"this node has {torch.cuda.device_count()} GPUs, too few for one a process: lower {processes}")
-    torch.cuda.set_device(index)
-
-
 def is_gpu(device: torch.device) -> bool:
     return device.type == "cuda"
 

@@ -22,7 +22,7 @@ from typing import Any
 from common import ROOT, cli
 from common.documents import pictures, rows, sections
 from common.documents.pictures import Picture
-from common.errors import RunError, UsageError
+from common.errors import RunError
 from common.files import write_text
 
 import matplotlib
@@ -37,7 +37,7 @@ def documents() -> list[Path]:
 
 
 def refreshed(text: str, folder: Path = ROOT) -> str:
-    """The text of a document in `folder` with all generated parts made anew. UsageError: a name or a file is unknown."""
+    """The text of a document in `folder` with all generated parts made anew."""
 
     def replace(match: re.Match) -> str:
         opening, kind, content, closing = match.groups()
@@ -68,13 +68,9 @@ def drawn(source: str) -> Picture:
 
 
 def _called(source: str) -> Any:
-    """What a function of this room returns for the paths after its name. UsageError: there is no such function."""
+    """What a function of this room returns for the paths after its name."""
     name, *paths = source.split()
-    try:
-        function = pkgutil.resolve_name(f"common.documents.{name}")
-    except (ImportError, AttributeError):
-        raise UsageError(f"a marker names {name}, which is no function in common/documents") from None
-    return function(*(ROOT / path for path in paths))
+    return pkgutil.resolve_name(f"common.documents.{name}")(*(ROOT / path for path in paths))
 
 
 def file_of(picture: Picture) -> Path:

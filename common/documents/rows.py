@@ -39,17 +39,14 @@ def preset_of(path: Path) -> str:
 
 
 def rows(columns: Sequence[str], paths: Sequence[Path], part: str = "") -> str:
-    """A Markdown table below the conditions of its records; `part` is the key of the list whose rows it has.
-
-    UsageError: a record has no such part or column.
-    """
+    """A Markdown table below the conditions of its records; `part` is the key of the list whose rows it has."""
     records = [files.read_json(path) for path in paths]
     body = []
     for path, record in zip(paths, records, strict=True):
         facts = run_facts.columns(run_record.read_timed(path)) if record.get("schema") == run_record.SCHEMA else {}
         if part and "device" in record:
             facts["device"] = run_facts.device(record)
-        for row in value_of(record, part, path) if part else [record]:
+        for row in value_of(record, part) if part else [record]:
             body.append([_cell(column, row, facts, path) for column in columns])
     heads = [column.partition(" = ")[0] for column in columns]
     return f"{conditions(records)}\n\n{tables.markdown(heads, body)}"
@@ -61,15 +58,13 @@ def _cell(column: str, row: Mapping[str, Any], facts: Mapping[str, object], path
     key, _, divisor = (source or head).partition(" / ")
     if "ms/step" in facts and key not in facts and key.partition(".")[0] not in row:  # the row is the record of a run
         facts = profile_facts(path)
-    value: Any = facts[key] if key in facts else value_of(row, key, path)
+    value: Any = facts[key] if key in facts else value_of(row, key)
     return value / float(divisor) if divisor and value is not None else value
 
 
-def value_of(record: Any, key: str, path: Path) -> Any:
-    """The value at a key with dots; None where a level is None or has no such entry. UsageError: the first level is missing."""
+def value_of(record: Any, key: str) -> Any:
+    """The value at a key with dots; None where a level below the first is None or has no such entry."""
     first, *more = key.split(".")
-    if first not in record:
-        raise UsageError(f"{path} has no {key}")
     value = record[first]
     for name in more:
         value = value.get(name) if value is not None else None

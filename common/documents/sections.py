@@ -9,7 +9,6 @@ from common.analysis.output import tables
 from common.analysis.output.report import Report
 from common.analysis.reports import kernel_benchmark
 from common.documents import rows
-from common.errors import UsageError
 from common.records.study_files import Ablation, Benchmark, KernelBenchmark
 from common.studies import benchmark_report
 
@@ -21,23 +20,16 @@ RENDERERS: dict[str, Callable[[Path], Report]] = {
 
 
 def section(anchor: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> str:
-    """Markdown: for each file its name, its conditions, and the first table of the section, all columns or these.
-
-    UsageError: a file is damaged or has no renderer, or its report has no such section.
-    """
+    """Markdown: for each file its name, its conditions, and the first table of the section, all columns or these."""
     parts: list[str] = []
     for path in paths:
         record = files.read_json(path)
         report = RENDERERS[record["schema"]](path)
-        items = [item for section in report.sections if section.anchor == anchor for item in section.items]
-        found = [item.content for item in items if item.kind == "table"]
-        if not found:
-            raise UsageError(f"{path} has no table in a section {anchor}")
-        if unknown := [name for name in columns if name not in found[0].header]:
-            raise UsageError(f"{path}: the section {anchor} has no column {unknown[0]}; there are {', '.join(found[0].header)}")
-        places = [list(found[0].header).index(name) for name in columns or found[0].header]
-        body = [[row[place] for place in places] for row in found[0].rows]
+        [items] = [section.items for section in report.sections if section.anchor == anchor]
+        table = next(item.content for item in items if item.kind == "table")
+        places = [list(table.header).index(name) for name in columns or table.header]
+        body = [[row[place] for place in places] for row in table.rows]
         named = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
         parts.append(f"`{named.as_posix()}`: {rows.conditions([record])}")
-        parts.append(tables.markdown([found[0].header[place] for place in places], body, found[0].code).strip())
+        parts.append(tables.markdown([table.header[place] for place in places], body, table.code).strip())
     return "\n\n".join(parts)

@@ -64,7 +64,9 @@ def start(device: torch.device, timeout: float, captured: bool = False) -> None:
     here = ranks.here()
     place: dict[str, Any] = {}
     if devices.is_gpu(device):
-        devices.take_gpu(here.local_rank, "--nproc-per-node")
+        if here.local_rank >= torch.cuda.device_count():
+            raise UsageError(f"this node has {torch.cuda.device_count()} GPUs: lower --nproc-per-node to one process a GPU")
+        torch.cuda.set_device(here.local_rank)
         place = {"device_id": torch.device("cuda", here.local_rank)}
         if captured:  # PyTorch's notes on CUDA graphs: NCCL's errors may not be polled during a capture
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"

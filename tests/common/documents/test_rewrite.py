@@ -3,7 +3,7 @@
 import sys
 
 from common.documents import rewrite, rows
-from common.errors import RunError, UsageError
+from common.errors import RunError
 from tests.records import peers
 
 import pytest
@@ -41,8 +41,3 @@ def test_a_check_changes_nothing_and_fails_until_the_documents_are_rewritten(rep
     text = repository.read_text()
     assert text.startswith("Before\n<!-- picture: ladder gpu -->\n\n![Speed-up over v1") and "After" in text
     assert "](../pictures/ladder-gpu.svg)\n\n<!-- /picture -->" in text and "| tiny | 8 | 128 |" in text
-
-
-def test_an_unknown_name_is_refused():
-    with pytest.raises(UsageError, match="a marker names versions.nothing, which is no function in common/documents"):
-        rewrite.refreshed("<!-- table: versions.nothing -->\n<!-- /table -->")

@@ -102,6 +102,3 @@ def test_curves_show_how_far_the_others_have_come(tmp_path):
     header, *rows = cells(versions.curves(*paths))
     assert header == ["largest difference to Version 1 up to step", "Version 2", "Version 3"]
     assert rows == [[step, "1.0e-03", "0.0e+00" if step in ("8", "16") else "2.5e-01"] for step in ("8", "16", "24", "32", "40")]
-    write_json(paths[1], records.record(loss={"uniform": 6.9, "all": [1.0]}))
-    with pytest.raises(UsageError, match="with the same --num-steps"):
-        versions.curves(*paths)
