@@ -1,4 +1,4 @@
-"""Compares two versions: the newest records and profiles of runs in their folders.
+"""Compares two versions: the newest runs and profiles in their folders that can be compared.
 
 python compare_versions.py --v1 ../version1_pytorch_baseline --v2 .
 python compare_versions.py --v1 ../version1_pytorch_baseline --v2 . --output version_comparison.md

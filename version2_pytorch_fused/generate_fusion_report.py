@@ -4,7 +4,7 @@
     python generate_fusion_report.py --baseline ../version1_pytorch_baseline/complete_analysis \\
         --fused ./complete_rocm_analysis --output ./fusion_comparison_report.md
 
-What is not named is taken from where the other commands write it.
+What is not named is taken from where the other commands write it. Where nothing is measured yet, the report has the commands.
 """
 
 import argparse
@@ -19,6 +19,11 @@ from common.analysis.comparisons import compare
 
 BASELINE = [Path("../version1_pytorch_baseline", name) for name in ("pytorch_profiles", "complete_analysis")]
 FUSED = [Path("fusion_analysis"), Path("complete_analysis")]
+PROFILE = "--num-steps 20 --enable-pytorch-profiler --profile-dir"
+COMMANDS = {
+    "baseline": f"python ../version1_pytorch_baseline/tiny_llama_v1.py {PROFILE} {BASELINE[0]}",
+    "fused": f"python tiny_llama_v2.py {PROFILE} {FUSED[0]}",
+}
 
 
 def main() -> None:
@@ -35,6 +40,10 @@ def main() -> None:
     written.add_argument("--output-dir", type=Path, metavar="DIR", help="write fusion_report.md and .html there")
     options = cli.parse(parser)
     output = options.output or options.output_dir / "fusion_report.md"
+    missing = [name for name, default in {"baseline": BASELINE, "fused": FUSED}.items() if not any(map(Path.exists, default))]
+    if missing and all(getattr(options, name) in (BASELINE, FUSED) for name in missing):
+        print(compare.nothing_measured([COMMANDS[name] for name in missing], output))
+        return
     print(compare.fusion_report(options.baseline, options.fused, options.ablation, output))
 
 

@@ -2,7 +2,7 @@
 
     regression         two run records: is the second run as fast as it should be, and does it learn the same?
     kernel_reduction   two profiles: which launches are gone?
-    versions           the folders of two versions: their newest records and profiles
+    versions           the folders of two versions: their newest runs and profiles that can be compared
     fusion_report      all that was measured of a fused version and its baseline, as Markdown and as one HTML page
 
 Runs are compared where a difference can come from the code: same device, model, batch, sequence length, number format and
@@ -10,9 +10,10 @@ PyTorch. The speed-up is median(baseline) / median(current) of ms per step. Loss
 learning rate are the same.
 """
 
+import itertools
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -90,21 +91,29 @@ def kernel_reduction(baseline: Path, fused: Path, top: int) -> Report:
     return report
 
 
+class Candidate(NamedTuple):
+    """A run that finished a step: its record, or a profile, which holds one."""
+
+    path: Path
+    run: TimedRun
+    profiled: bool  # whether it is a profile of whole steps
+
+
 def versions(baseline: Path, other: Path) -> Report:
-    """Compares the newest run records and the newest profiles in two folders of versions."""
+    """Compares the versions in two folders: their newest runs, and their newest profiles, that can be compared.
+
+    Where no two can be compared, there are no numbers; the report names what differs between the newest two.
+    """
     scripts = version_script(baseline, "--v1"), version_script(other, "--v2")
+    if scripts[0].name == scripts[1].name:
+        raise UsageError(f"--v1 {baseline} and --v2 {other} both hold {scripts[0].name}: give the folders of two versions")
     ours, theirs = map(measured, scripts)
-    newest = {run["version"]: (path, run) for path, run in (ours[-1], theirs[-1])}
-    paths, conditions = (ours[-1][0], theirs[-1][0]), [run_record.conditions(run) for _, run in newest.values()]
-    run_record.require_equal(paths, (conditions[0], conditions[-1]), "the version")
-    report = Report(" and ".join(newest))
+    report = Report(" and ".join(script.stem.removeprefix("tiny_llama_") for script in scripts))
     report.section("What was measured")
-    add_runs(report, newest)
-    report.text(_medians(*([run for _, run in side if run_record.conditions(run) == conditions[0]] for side in (ours, theirs))))
+    if newest := _add_newest(report, add_runs, ours, theirs):
+        report.text(_medians(*([one.run for one in each if not _differences(one, newest)] for each in (ours, theirs))))
     report.section("Where a profiled step spends its time")
-    reduction = launch_changes.compare(_newest([baseline]), _newest([other]))
-    report.text(*reduction.conditions)
-    launch_changes.add_section(report, reduction, "launches", TOP)
+    _add_newest(report, add_spans, *([one for one in each if one.profiled] for each in (ours, theirs)))
     report.section("What changed in the code")
     report.commands([f"git diff --no-index {shlex.join(map(str, scripts))}"])
     return report
@@ -119,25 +128,75 @@ def version_script(folder: Path, flag: str) -> Path:
     return scripts[0]
 
 
-def measured(script: Path) -> list[tuple[Path, TimedRun]]:
-    """The records of the version's completed runs, of *metrics*.json beside its script, the newest last."""
-    found = []
-    for path in script.parent.glob("*metrics*.json"):
-        run = run_record.read(path) if files.read_json(path).get("schema") == run_record.SCHEMA else None
-        if run and run_record.finished(run) and not run_record.unusable(path, run) and script.stem.endswith(run["version"]):
-            found.append((path, run))
-    if not found:
-        raise UsageError(f"{script.parent} holds no *metrics*.json of a completed run of {script.name}: run it there")
-    return sorted(found, key=lambda each: each[1]["date"])
+def measured(script: Path) -> list[Candidate]:
+    """The version's runs: of *metrics*.json in its folder, and of profiles there or below."""
+    paths = [*script.parent.glob("*metrics*.json"), *script.parent.rglob("profile_*.json")]
+    return [one for one in map(read, paths) if one and f"tiny_llama_{one.run['version']}" == script.stem]
+
+
+def read(path: Path) -> Candidate | None:
+    """A run record or a profile; None if the file is neither, or has no finished step."""
+    content, profiled = files.read_json(path), False
+    schema = content.get("schema") if isinstance(content, dict) else None
+    if schema == step_profile.SCHEMA:
+        profile = files.check(path, content, step_profile.Profiled)
+        content, profiled = profile["run"], bool(profile["profiled_steps"]) and not profile["attention_only"]
+    elif schema != run_record.SCHEMA:
+        return None
+    run = run_record.check(path, files.check(path, content, run_record.RunRecord))
+    return Candidate(path, run, profiled) if run_record.finished(run) else None
+
+
+def _add_newest(
+    report: Report, add: Callable[[Report, Runs], None], ours: Sequence[Candidate], theirs: Sequence[Candidate]
+) -> Candidate | None:
+    """Adds the newest two runs that can be compared and returns one, or adds why the newest two cannot; a pair is as old as the
+    older of its runs.
+    """
+    pairs = list(itertools.product(ours, theirs))
+    pairs.sort(key=lambda pair: min(one.run["date"] for one in pair), reverse=True)
+    differing = [_differences(*pair) for pair in pairs]
+    if [] in differing:
+        newest = pairs[differing.index([])]
+        add(report, {one.run["version"]: (one.path, one.run) for one in newest})
+        return newest[0]
+    why = f"The newest, {pairs[0][0].path} and {pairs[0][1].path}, differ: {'; '.join(differing[0])}. " if pairs else ""
+    report.text(f"No two can be compared. {why}Run both with the same flags and `--enable-pytorch-profiler`.")
+    return None
 
 
 def _medians(*sides: Sequence[TimedRun]) -> str:
-    """The medians of the processes of both sides, or that one process on a side does not tell."""
-    ours, theirs = ([run["step_ms"]["median"] for run in runs] for runs in sides)
+    """The medians of the processes of both sides, or that one process on a side does not tell; a profile's run counts once."""
+    ours, theirs = ({run["date"]: run["step_ms"]["median"] for run in runs}.values() for runs in sides)
     if 1 in (len(ours), len(theirs)):
         return run_facts.ONE_PROCESS
     said = " and ".join(f"{median(times):.3g} ms ({min(times):.3g} to {max(times):.3g})" for times in (ours, theirs))
     return f"Medians of {len(ours)} and {len(theirs)} processes: {said}; {median(ours) / median(theirs):.3g} times as fast."
+
+
+def _differences(ours: Candidate, theirs: Candidate) -> list[str]:
+    """Why the step times of the two cannot be compared."""
+    unusable = [reason for one in (ours, theirs) for reason in run_record.unusable(one.path, one.run)]
+    return unusable + run_record.differences(*(run_record.conditions(one.run) for one in (ours, theirs)))
+
+
+def add_spans(report: Report, runs: Runs) -> None:
+    """Adds the time and the launches of each span of a profiled step."""
+    before, after = (path for path, _ in runs.values())
+    reduction = launch_changes.compare(before, after)
+    spans = reduction.by("span").sort_values("us_before", ascending=False)
+    rows = [
+        [span, us_before / 1e3, us_after / 1e3, us_before / us_after if us_after else None, calls_before, calls_after]
+        for span, calls_before, calls_after, us_before, us_after in [
+            *spans.drop(columns="change").itertuples(index=False), ("all", *reduction.launches[launch_changes.NUMBERS].sum())
+        ]
+    ]  # fmt: skip
+    report.text(reduction.conditions[0])
+    report.facts([(name, f"{path}, from {run_facts.origin(run)}") for name, (path, run) in runs.items()])
+    report.text(f"A step under the profiler: self time in ms, and {reduction.counted}.")
+    counts = [f"{name} {reduction.counted}" for name in runs]
+    report.table(["span", *(f"{name} ms" for name in runs), " / ".join(runs), *counts], rows)
+    report.text(*reduction.notes)
 
 
 def fusion_report(baseline: Sequence[Path], fused: Sequence[Path], ablation: Path | None, output: Path) -> str:
@@ -166,6 +225,14 @@ def fusion_report(baseline: Sequence[Path], fused: Sequence[Path], ablation: Pat
     report.section("How to repeat", "repeat")
     report.text("In the folder of the version that a script belongs to:")
     report.commands([f"python {command}" for command in (*(run["command"] for _, run in runs.values()), shlex.join(sys.argv))])
+    return f"written: {', '.join(map(str, report.write(output.parent, output.stem, ('md', 'html'), '--output')))}"
+
+
+def nothing_measured(commands: Sequence[str], output: Path) -> str:
+    """Writes a fusion report that has no numbers yet: the commands that measure them; returns a line that names its files."""
+    report = Report("What fusion changes")
+    report.text("Not measured yet. These commands measure it; then run the last one again:")
+    report.commands([*commands, f"python {shlex.join(sys.argv)}"])
     return f"written: {', '.join(map(str, report.write(output.parent, output.stem, ('md', 'html'), '--output')))}"
 
 

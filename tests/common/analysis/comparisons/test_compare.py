@@ -2,6 +2,7 @@
 
 import copy
 import re
+import shutil
 from pathlib import Path
 
 from common.analysis.comparisons import compare
@@ -9,12 +10,14 @@ from common.analysis.output.run_facts import ONE_PROCESS
 from common.errors import UsageError
 from common.files import read_json, write_json
 from tests.conftest import ROOT
-from tests.records import record, save_profile
+from tests.records import record
 
 import pytest
 
 V2 = ROOT / "version2_pytorch_fused"
-REGRESSION, FUSION = (V2 / f"{name}.py" for name in ("performance_regression_test", "generate_fusion_report"))
+REGRESSION, VERSIONS, FUSION = (
+    V2 / f"{name}.py" for name in ("performance_regression_test", "compare_versions", "generate_fusion_report")
+)
 FAST = dict(step_ms={"all": [6.0] * 20, "profiled": 0, "median": 6.0, "p20": 5.5, "p80": 6.5, "count": 20}, version="v2")
 
 
@@ -85,9 +88,9 @@ def test_exit_codes_of_the_regression_test(execute, refused, tmp_path):
 
 @pytest.fixture
 def folders(tmp_path) -> tuple[Path, Path]:
-    """Two version folders with a script and a profile each."""
+    """Two version folders with a script each and nothing measured."""
     for name in ("v1", "v2"):
-        save_profile(tmp_path / name / "profiles", record(version=name))
+        (tmp_path / name).mkdir()
         (tmp_path / name / f"tiny_llama_{name}.py").touch()
     return tmp_path / "v1", tmp_path / "v2"
 
@@ -96,27 +99,28 @@ def save(path: Path, date: str, **changes) -> None:
     write_json(path, record(**{"version": path.stem[-2:], "date": date} | changes))
 
 
-def test_the_newest_completed_records_and_profiles_are_taken(folders):
+def test_the_newest_comparable_pair_of_records_is_taken(folders):
     before, after = folders
     save(before / "metrics_old_v1.json", "2026-01-01")
     save(before / "metrics_v1.json", "2026-01-02", step_ms__median=24.0)
+    save(before / "metrics_other_v1.json", "2026-01-05", training__batch_size=4)
     save(after / "metrics_v2.json", "2026-01-03", step_ms__median=6.0, training__seed=7)
     save(after / "metrics_stopped_v2.json", "2026-01-04", status="interrupted")
-    save(after / "metrics_failed_v2.json", "2026-01-05", loss__all=[], step_ms={"all": [], "profiled": 0})
     write_json(after / "gemm_metrics.json", {"schema": "another/1"})
     save(after / "metrics_v1.json", "2026-01-06", training__batch_size=4)  # Version 1, run in the other's folder
     text = compare.versions(before, after).terminal()
     assert f"{before / 'metrics_v1.json'}, from" in text and f"{after / 'metrics_v2.json'}, from" in text
-    assert re.search(r"ms/step +24 +6 +4\n", text) and "operator calls per step, by span" in text
+    assert re.search(r"ms/step +24 +6 +4\n", text)
     assert "Loss curves: not compared, they differ in seed (0 and 7)." in text and ONE_PROCESS in " ".join(text.split())
 
 
 def test_medians_of_processes_are_compared_where_both_sides_have_several(folders):
-    """What cannot be compared is none of them."""
+    """A run's record and the profile of the same run are one process; what cannot be compared is none."""
     before, after = folders
-    save(before / "metrics_other_v1.json", "2026-01-01", step_ms__median=1.0, training__batch_size=4)
-    for day, ms in enumerate((20.0, 30.0, 22.0), 2):
+    for day, ms in enumerate((20.0, 30.0, 22.0), 1):
         save(before / f"metrics_{day}_v1.json", f"2026-01-0{day}", step_ms__median=ms)
+    shutil.copy(before / "metrics_3_v1.json", before / "metrics_again_v1.json")
+    save(before / "metrics_other_v1.json", "2026-01-05", step_ms__median=1.0, training__batch_size=4)
     save(after / "metrics_1_v2.json", "2026-01-01", step_ms__median=10.0)
     assert ONE_PROCESS in " ".join(compare.versions(before, after).terminal().split())
     save(after / "metrics_2_v2.json", "2026-01-02", step_ms__median=12.0)
@@ -124,17 +128,23 @@ def test_medians_of_processes_are_compared_where_both_sides_have_several(folders
     assert said in " ".join(compare.versions(before, after).terminal().split())
 
 
-def test_what_the_newest_differ_in_is_named(folders):
-    before, after = folders
-    save(before / "metrics_v1.json", "2026-01-01")
-    with pytest.raises(UsageError, match=r"v2 holds no \*metrics\*.json of a completed run of tiny_llama_v2.py"):
-        compare.versions(before, after)
-    save(after / "metrics_v2.json", "2026-01-01", training__batch_size=4)
-    with pytest.raises(UsageError, match=r"v2.json differ in more than the version: batch size \(8 and 4\)"):
-        compare.versions(before, after)
+def test_the_newest_pair_says_why_and_what_to_run(folders):
+    save(folders[0] / "metrics_v1.json", "2026-01-01")
+    save(folders[1] / "metrics_v2.json", "2026-01-01", training__batch_size=4)
+    save(folders[1] / "metrics_failed_v2.json", "2026-01-05", loss__all=[], step_ms={"all": [], "profiled": 0})
+    text = compare.versions(*folders).terminal()
+    newest = f"The newest, {folders[0]}/metrics_v1.json and {folders[1]}/metrics_v2.json, differ: batch size"
+    assert newest in " ".join(text.split())
+    assert "No two can be compared. Run both with the same flags" in text and "ms/step" not in text
 
 
 # -------------------------------------------------------------------------------------------------------- fusion report
+
+
+def test_a_fusion_report_without_profiles_has_the_commands(execute, tmp_path):
+    execute(FUSION, "--output-dir", "out")
+    text = (tmp_path / "out/fusion_report.md").read_text()
+    assert "python tiny_llama_v2.py --num-steps 20" in text and "tiny_llama_v1.py" in text
 
 
 TITLES = ["Conditions", "Kernel counts and step time", "Ablation", "How to repeat"]
