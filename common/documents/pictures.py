@@ -134,21 +134,20 @@ def memory(folder: Path) -> Picture:
 
 def kernels_by_version(*paths: Path) -> Picture:
     """The kernels and copies of a step and their time, by kind, a bar for each trace."""
-    steps = {}
-    for path in paths:
-        step = versions.step_kernels(path)
-        steps[versions.name_of(path)] = step.duration_us.groupby(step.name.map(kernel_names.kind)).agg(["size", "sum"])
-    frames = [pandas.concat(steps, axis=1).T.xs(what, level=1).reindex(columns=KINDS).fillna(0) for what in ("size", "sum")]
+    steps = {versions.name_of(path): versions.step_kernels(path) for path in paths}
+    kinds = {name: step.duration_us.groupby(step.name.map(kernel_names.kind)) for name, step in steps.items()}
+    both = [pandas.DataFrame({name: kind.agg(what) for name, kind in kinds.items()}) for what in ("size", "sum")]
+    frames = [frame.T.reindex(columns=KINDS).fillna(0.0).astype(float) for frame in both]
     figure, device = plots.new(WIDTH, 1.2 + 0.5 * len(paths)), paths[0].parents[1].name.upper()
     titles = ("kernels and copies in a step", "us of all of them")
     for axes, frame, title in zip(figure.subplots(1, 2, sharey=True), frames, titles, strict=True):
-        frame.plot.barh(ax=axes, stacked=True, color=COLOURS, legend=False, title=title)
+        frame.plot.barh(ax=axes, stacked=True, color=[*COLOURS], legend=False, title=title)
         axes.bar_label(axes.containers[-1], [format_number(total) for total in frame.sum(axis=1)], padding=3)
         axes.set_xlim(0, 1.2 * frame.sum(axis=1).max())
     axes.invert_yaxis()
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(KINDS))
     figure.suptitle(f"Kernels of a step by version, bf16, one {device}")
-    said = [f"{name} {int(step['size'].sum()):,} in {step['sum'].sum():,.0f} us" for name, step in steps.items()]
+    said = [f"{name} {len(step):,} in {step.duration_us.sum():,.0f} us" for name, step in steps.items()]
     description = f"Kernels and copies of a step in bf16 on one {device}: {'; '.join(said)}"
     return Picture(f"kernels-{paths[0].parents[1].name}", [frame.round(1).to_dict() for frame in frames], description, figure)
 
