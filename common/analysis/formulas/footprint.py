@@ -6,9 +6,6 @@ checks them to the byte against the tensors that autograd saves. In comments and
 elements.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from common.analysis.formulas import flops
 from common.config import ModelConfig
 
@@ -55,13 +52,6 @@ def activations(config: ModelConfig, batch_size: int, sequence_length: int, auto
         counted = flops.parameters(config)
         parts["casts"] = HALF * (counted["total"] - counted["norms"] + layers * 2 * length * config.head_dim)
     return parts | {"total": sum(parts.values())}
-
-
-def activations_of(run: Mapping[str, Any]) -> dict[str, int]:
-    """`activations` at the sizes of a run, by its record."""
-    autocast = None if run["precision"]["compute"] == "fp32" else "cpu" if run["device"]["kind"] == "cpu" else "cuda"
-    training = run["training"]
-    return activations(ModelConfig(**run["model"]), training["batch_size"], training["sequence_length"], autocast)
 
 
 def least_peak(config: ModelConfig, batch_size: int, sequence_length: int, autocast: str | None = None) -> int:

@@ -48,18 +48,14 @@ def last_loss(run: TimedRun) -> float:
 
 def columns(run: TimedRun) -> dict[str, object]:
     """What tables show of a run, by the heads of their columns; a table takes those that it needs."""
-    training, step, memory, losses = run["training"], run["step_ms"], run["memory"], run["loss"]["all"]
+    training, step, losses = run["training"], run["step_ms"], run["loss"]["all"]
     return {
         "preset": training["preset"], "device": device(run), "run": f"{training['preset']}, {device(run)}",
-        "precision": run["precision"]["compute"], "B x S": f"{training['batch_size']} x {training['sequence_length']}",
-        "M parameters": run["parameters"] / 1e6,
         "ms/step": step["median"], "p20 to p80": tables.spread(step), "tokens/s": run["tokens_per_second"],
-        "peak MiB": memory["peak_mib"], "peak memory": f"{tables.format_number(memory['peak_mib'])} MiB ({memory['kind']})",
-        "TFLOP/s": run["flops_per_second"] / 1e12, "MFU %": mfu(run), "% of measured GEMM": of_measured_gemm(run),
-        "loss of a uniform guess": f"{run['loss']['uniform']:.2f}",
+        "peak MiB": run["memory"]["peak_mib"], "TFLOP/s": run["flops_per_second"] / 1e12,
+        "MFU %": mfu(run), "% of measured GEMM": of_measured_gemm(run),
         "loss": f"{losses[0]:.2f} to {last_loss(run):.2f} in {tables.counted(len(losses), 'step')}",
-        "last loss": f"{losses[-1]:.3f}",
-    } | {f"{phase} ms": times["median"] for phase, times in run.get("phases_ms", {}).items()}  # fmt: skip
+    }  # fmt: skip
 
 
 def describe(run: Mapping[str, Any], *varied: str) -> str:

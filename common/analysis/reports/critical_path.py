@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from common.analysis.output import tables
 from common.analysis.output.report import Report
 from common.analysis.profiles import graph_replays, kernel_names
-from common.analysis.profiles.chrome_trace import CLOCK_ERROR_US, Trace
+from common.analysis.profiles.chrome_trace import CLOCK_ERROR_US, Trace, length, union
 from common.analysis.reports import profile_summary
 from common.records.step_profile import Profile
 
@@ -40,7 +40,6 @@ class Step(NamedTuple):
     kernels: pandas.DataFrame
     window_us: float  # from the first start to the last end
     busy_us: float  # at least one kernel runs
-    shared_us: float  # two or more run
 
     @property
     def path(self) -> pandas.DataFrame:
@@ -69,10 +68,7 @@ def measure(kernels: pandas.DataFrame) -> Step:
     kernels.loc[path, "on_path"] = True
     kernels.loc[path, "path_us"] = ends[path] - numpy.maximum(starts[path], before)
     kernels.loc[path, "gap_us"] = numpy.maximum(0.0, starts[path] - before)
-    times, running = numpy.concatenate((starts, ends)), numpy.repeat((1, -1), len(kernels))
-    order = numpy.argsort(times, kind="stable")
-    lengths, counts = numpy.diff(times[order]), numpy.cumsum(running[order])[:-1]
-    return Step(kernels, float(ends.max()), float(lengths[counts >= 1].sum()), float(lengths[counts >= 2].sum()))
+    return Step(kernels, float(ends.max()), length(union(zip(starts, ends, strict=True))))
 
 
 def critical_path(kernels: pandas.DataFrame) -> list[int]:
@@ -97,7 +93,6 @@ def summary(step: Step) -> dict[str, float]:
         "on the critical path": len(path), "their time, us": float(path.path_us.sum()),
         "gaps between them, us": float(path.gap_us.sum()), "no kernel runs, us": step.window_us - step.busy_us,
         "busy, %": 100 * step.busy_us / step.window_us if step.window_us else 100.0,
-        "two or more kernels run, us": step.shared_us,
         "sum of all kernels, us": float(step.kernels.duration_us.sum()),
     }  # fmt: skip
 

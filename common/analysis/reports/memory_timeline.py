@@ -6,7 +6,6 @@ optimizer state after the first step) appears only in the total of a GPU's alloc
 
 from collections import defaultdict
 
-from common.analysis.formulas import footprint
 from common.analysis.output import plots, run_facts, tables
 from common.analysis.output.report import PAGE_INCHES, Report
 from common.analysis.profiles.chrome_trace import Trace
@@ -101,9 +100,4 @@ def report(trace: Trace, profile: Profile) -> Report:
     result = Report("Memory timeline")
     result.text(f"{run['version']}, {run_facts.describe(run)}; {run['parameters']:,} parameters.", f"{HOW_TO_READ} {counted}")
     add_peak(result, trace)
-    training, kept = run["training"], footprint.activations_of(run)["total"]
-    gradients = 2 * footprint.FLOAT * training["batch_size"] * training["sequence_length"] * run["model"]["vocab_size"]
-    parts = [tables.format_number(size / MIB) for size in (kept, gradients, kept + gradients)]
-    formula = "By formula the operations of Version 1 keep {} MiB, and two gradients of the loss take {}: {} MiB."
-    result.text(formula.format(*parts))
     return result
