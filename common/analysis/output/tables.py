@@ -26,11 +26,9 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def spread(times: Mapping[str, Any], factor: float = 1.0) -> str:
-    """The range of step times, from the 20th to the 80th percentile (`p20`, `p80`), such as "9.41 to 9.87"; `time_unit` gives the
-    factor.
-    """
-    return " to ".join(format_number(factor * times[name]) for name in ("p20", "p80"))
+def spread(times: Mapping[str, Any]) -> str:
+    """The range of step times, from the 20th to the 80th percentile (`p20`, `p80`), such as "9.41 to 9.87"."""
+    return " to ".join(format_number(times[name]) for name in ("p20", "p80"))
 
 
 def shortened(text: str, width: int) -> str:

@@ -24,7 +24,6 @@ it has a correlation and starts before all kernels of steps, its call was made b
 import json
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from common.records.step_profile import Sums
 from common.span_names import FORWARD_SPANS
 from common.terminal import progress
 
+import numpy
 import pandas
 
 STEP = "ProfilerStep#"
@@ -86,7 +86,7 @@ class Trace:
     def device_busy_us(self) -> float:
         """Time in which at least one kernel of the profiled steps runs."""
         kernels = self.kernels[self.kernels.step >= 0]
-        return length(union(zip(kernels.start_us, kernels.start_us + kernels.duration_us, strict=True)))
+        return busy(kernels.start_us.to_numpy(), (kernels.start_us + kernels.duration_us).to_numpy())
 
     def step_us(self) -> list[float]:
         """Wall time of each step."""
@@ -109,19 +109,15 @@ class Trace:
         return found
 
 
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same instants as disjoint intervals, by start."""
-    found: list[Interval] = []
-    for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        elif end > start:
-            found.append((start, end))
-    return found
+def pauses(starts: numpy.ndarray, ends: numpy.ndarray) -> numpy.ndarray:
+    """From the last end so far to the next start, in order of start; below 0 where something still runs."""
+    order = numpy.argsort(starts, kind="stable")
+    return starts[order][1:] - numpy.maximum.accumulate(ends[order])[:-1]
 
 
-def length(intervals: list[Interval]) -> float:
-    return float(sum(end - start for start, end in intervals))
+def busy(starts: numpy.ndarray, ends: numpy.ndarray) -> float:
+    """Time in which at least one of these intervals runs."""
+    return float(ends.max() - starts.min() - pauses(starts, ends).clip(0).sum()) if len(starts) else 0.0
 
 
 def load(path: Path) -> Trace:

@@ -14,12 +14,7 @@ import pandas
 SQLITE = b"SQLite format 3\0"  # a database begins with it
 JOINED = ("pmc_perf.csv", "pmc_perf.csv.gz")  # tables of rocprof-compute with the counters of all passes of a workload
 STATS_COLUMNS = {"calls": "Calls", "duration_ns": "TotalDurationNs"}
-# Columns of pmc_perf.csv that identify a launch; joining the passes repeats some of them with a number appended.
-LAUNCH_COLUMN = re.compile(
-    r"(dispatch_id|gpu_id|queue.id|queue.index|pid|tid|grid_size|workgroup_size|lds_per_workgroup|scratch_per_workitem|arch_vgpr|"
-    r"accum_vgpr|sgpr|wave_size|sig|obj|kernel_name|(start|end)_timestamp|dispatchns|completens|correlation_id|xcc_index)(_\d+)?",
-    re.IGNORECASE,
-)
+COUNTER = re.compile(r"(SQC?|TC[ACP]|T[AD]|GRBM|CP[CF]|SPI)_.*")  # by the block of the GPU that counts
 # Columns that tell launches apart where each counter has a row of its own: those by which rocprof-compute joins, and the GPU.
 DISPATCH_COLUMNS = ("GPU_ID", "Dispatch_ID", "Kernel_Name", "Grid_Size", "Workgroup_Size", "LDS_Per_Workgroup")
 GPU_COLUMNS = ("Agent_Id", "Guid")  # of a kernel trace: the number among all GPUs, and the process
@@ -48,7 +43,7 @@ def read_pmc_perf(path: Path) -> Kernels:
         counters = by_launch.reindex(pandas.MultiIndex.from_frame(frame.loc[first, keys])).reset_index(drop=True)
         launches = {name: column[first] for name, column in launches.items()}
     else:
-        columns = [column for column in frame.columns if not LAUNCH_COLUMN.fullmatch(column)]
+        columns = [column for column in frame.columns if COUNTER.fullmatch(column)]
         counters = pandas.DataFrame({column: numbers(path, frame, column, gaps=True) for column in columns}, index=frame.index)
     counters = counters.dropna(axis="columns", how="all")
     return build("rocprof-compute", path, launches, counters, notes=(SERIALIZED_NOTE,))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from common.analysis.output import tables
 from common.analysis.output.report import Report
 from common.analysis.profiles import graph_replays, kernel_names
-from common.analysis.profiles.chrome_trace import CLOCK_ERROR_US, Trace, length, union
+from common.analysis.profiles.chrome_trace import CLOCK_ERROR_US, Trace, busy
 from common.analysis.reports import profile_summary
 from common.records.step_profile import Profile
 
@@ -68,7 +68,7 @@ def measure(kernels: pandas.DataFrame) -> Step:
     kernels.loc[path, "on_path"] = True
     kernels.loc[path, "path_us"] = ends[path] - numpy.maximum(starts[path], before)
     kernels.loc[path, "gap_us"] = numpy.maximum(0.0, starts[path] - before)
-    return Step(kernels, float(ends.max()), length(union(zip(starts, ends, strict=True))))
+    return Step(kernels, float(ends.max()), busy(starts, ends))
 
 
 def critical_path(kernels: pandas.DataFrame) -> list[int]:

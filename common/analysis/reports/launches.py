@@ -9,7 +9,7 @@ from typing import NamedTuple
 from common.analysis.output import tables
 from common.analysis.output.report import Report
 from common.analysis.profiles import kernel_names, load_kernels
-from common.analysis.profiles.chrome_trace import CLOCK_ERROR_US
+from common.analysis.profiles.chrome_trace import CLOCK_ERROR_US, pauses
 from common.analysis.profiles.kernel_table import SERIALIZED_NOTE, Kernels
 from common.files import writable_file, write_text
 
@@ -53,13 +53,12 @@ def gaps(kernels: Kernels) -> Gaps | None:
     Kernels that overlap (on several queues, streams or devices in one file) count once: the busy time is the union of their
     intervals.
     """
-    table = kernels.table.sort_values("start_ns")
+    table = kernels.table
     if table.start_ns.isna().any() or SERIALIZED_NOTE in kernels.notes:
         return None
-    starts = table.start_ns.to_numpy()
-    ends = numpy.maximum.accumulate(starts + table.duration_ns.to_numpy())
-    between = starts[1:] - ends[:-1]
-    idle, window = between[between > 1e3 * CLOCK_ERROR_US], ends[-1] - starts[0]
+    starts, ends = table.start_ns.to_numpy(), (table.start_ns + table.duration_ns).to_numpy()
+    between, window = pauses(starts, ends), ends.max() - starts.min()
+    idle = between[between > 1e3 * CLOCK_ERROR_US]
     return Gaps(float(window), float(window - idle.sum()), idle)
 
 
