@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
@@ -63,15 +63,6 @@ def positive(text: str) -> int:
 def positive_list(text: str) -> list[int]:
     """ "4,8,16" -> [4, 8, 16]; also with quotes that a shell has left around it."""
     return [positive(item.strip()) for item in text.strip("\"'").split(",")]
-
-
-def check_list(flag: str, values: Sequence[object], valid: Collection[str] = ()) -> None:
-    """Raises UsageError if a flag's list has a value twice, or one that is not in `valid`, unless that is empty."""
-    for value in values:
-        if valid and value not in valid:
-            raise UsageError(f"{flag}: there is no {value!r}; there are {', '.join(valid)}")
-        if values.count(value) > 1:
-            raise UsageError(f"{flag}: {value} is given twice")
 
 
 def amount(text: str) -> float:

@@ -8,7 +8,6 @@ Exit code 0 says that Version 1 can be run, 1 that it can't.
 """
 
 import argparse
-import importlib.util
 import os
 import platform
 import re
@@ -47,14 +46,9 @@ class Check:
 def pytorch() -> Check:
     [(oldest, limit)] = re.findall(r'"torch>=([\d.]+),<([\d.]+)"', PROJECT)
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}" if torch.version.hip else "CPU"
-    fits = _numbers(oldest) <= _numbers(torch.__version__) < _numbers(limit)
+    fits = oldest <= torch.__version__ < limit  # as versions, not as text
     needed = "" if fits else f"; {oldest} or newer, below {limit}, is needed"
     return Check("torch", fits, f"{torch.__version__} ({build}), Python {platform.python_version()}{needed}")
-
-
-def _numbers(version: str) -> list[int]:
-    """ "2.13.0+cpu" -> [2, 13]."""
-    return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
 def gpu(device: torch.device) -> Check:
@@ -94,12 +88,10 @@ def compiler(device: torch.device) -> Check:
 
 
 def triton() -> Check:
-    if not importlib.util.find_spec("triton"):
-        return Check("triton", False, "not installed: Versions 3 and 4 run PyTorch's operations in place of their kernels")
     try:
         import triton
     except ImportError as error:
-        return Check("triton", False, first_line(error))
+        return Check("triton", False, f"{first_line(error)}: Versions 3 and 4 run PyTorch's operations in place of their kernels")
     return Check("triton", True, triton.__version__)
 
 

@@ -12,16 +12,12 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal ends the command; `number` is the signal's."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
+    """A signal, whose number is the argument, ends the command."""
 
 
 def number(stop: KeyboardInterrupt) -> int:
     """The signal behind the exception: Python's own handler of Ctrl-C raises a plain KeyboardInterrupt."""
-    return getattr(stop, "number", signal.SIGINT)
+    return stop.args[0] if stop.args else signal.SIGINT
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from common.precision import Precision, amp_dtype
 from common.records.study_files import Ablation
 from common.terminal import progress
 from common.timing import benchmark, summarize
-from common.training import record, version_files
+from common.training import profiler, record, version_files
 from common.training.capture import Batch
 from common.training.preparation import prepare_for_study
 from common.training.run import explained
@@ -146,16 +146,9 @@ def build(
 
 def count(train: Callable[[], object]) -> kernel_table.Kernels:
     """The kernels of two steps, from a trace in a folder that is then removed."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch 2.12 and later print two lines of noise per profile
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
-        with torch.profiler.profile(
-            schedule=torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=1), acc_events=True,
-            on_trace_ready=lambda profile: profile.export_chrome_trace(str(path)),
-        ) as profile:  # fmt: skip
-            for _ in range(4):
-                train()
-                profile.step()
+        profiler.trace(train, path, active=2)
         return load_kernels.load(path)
 
 

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from common import cli, files, nvml, signals
 from common import device as devices
+from common import files, nvml, signals
 from common.errors import UsageError
 from common.options import Options
 from common.precision import SHORT, Precision, amp_dtype
@@ -41,9 +41,10 @@ ENERGY_SECONDS = 20  # the counter is updated every 20 to 100 ms, so they are at
 
 def plan(arguments: Namespace, known: dict[str, Model]) -> tuple[list[Model], list[Options]]:
     """The models, and the options of each shape, smallest first. UsageError: a value is wrong, or a model cannot run here."""
-    for name, valid in {"models": known, "metrics": METRICS, "batch_sizes": (), "seq_lengths": ()}.items():
-        cli.check_list("--" + name.replace("_", "-"), getattr(arguments, name), valid)
-    models, device = [known[name] for name in arguments.models], devices.select(arguments.device)
+    for flag, given, valid in (("--models", arguments.models, known), ("--metrics", arguments.metrics, METRICS)):
+        if unknown := [name for name in given if name not in valid]:
+            raise UsageError(f"{flag}: there is no {unknown[0]!r}; there are {', '.join(valid)}")
+    models, device = [known[name] for name in dict.fromkeys(arguments.models)], devices.select(arguments.device)
     if "energy" in arguments.metrics and devices.describe(device)["kind"] != "cuda":
         raise UsageError("--metrics energy: only an NVIDIA GPU counts its energy")
     for model in models:
@@ -53,7 +54,7 @@ def plan(arguments: Namespace, known: dict[str, Model]) -> tuple[list[Model], li
             model.load().check(device, amp_dtype(arguments))
         elif model.name.endswith(known_models.FP8) and not devices.is_gpu(device):
             raise UsageError(f"{model.name}: products in FP8 need a GPU")
-    shapes = [dict(batch_size=b, seq_len=s) for s in sorted(arguments.seq_lengths) for b in sorted(arguments.batch_sizes)]
+    shapes = [dict(batch_size=b, seq_len=s) for s in sorted({*arguments.seq_lengths}) for b in sorted({*arguments.batch_sizes})]
     return models, [version_files.resolve(Namespace(**vars(arguments) | shape)) for shape in shapes]
 
 
@@ -65,7 +66,7 @@ def measure(arguments: Namespace, models: list[Model], shapes: list[Options], ba
         "packages": {module: _version(module) for module in sorted(packages)},
         "model": smallest.model.model_dump(exclude={"max_sequence_length"}),  # which grows with the shape
         "seed": smallest.seed, "models": [model.name for model in models], "metrics": arguments.metrics,
-        "batch_sizes": sorted(arguments.batch_sizes), "sequence_lengths": sorted(arguments.seq_lengths),
+        "batch_sizes": sorted({*arguments.batch_sizes}), "sequence_lengths": sorted({*arguments.seq_lengths}),
         "steps": arguments.num_steps, "repeats": arguments.repeats, "cells": [], "accuracy": [],
     }  # fmt: skip
 

@@ -43,13 +43,11 @@ ROUNDING = 1e-3  # of a gradient's sum, relative to that of its absolute values
 
 def form(options: RunOptions, forms: Sequence[str] = ranks.FORMS) -> str | None:
     """The form asked for, or the first that the version supports; None for one process. UsageError: another flag forbids it."""
-    given, first = options.parallel, forms[0] if forms else None
-    if ranks.here().world_size == 1 and not given:
+    if ranks.here().world_size == 1 and not options.parallel:
         return None
-    chosen = given or first
+    chosen = options.parallel or forms[0]
     if chosen not in forms:
-        supported = f"takes --parallel {' or '.join(forms)}" if forms else "runs in one process: start it without torchrun"
-        raise UsageError(f"this script {supported}")
+        raise UsageError(f"this script takes --parallel {' or '.join(forms)}")
     if chosen == "fsdp" and (options.capture_step or options.switches.get("torch-compile") or options.enable_deepspeed_flops):
         refused = "--capture-step, --enable-torch-compile and --enable-deepspeed-flops"
         raise UsageError(f"--parallel fsdp gathers weights in each step: leave {refused} out, or take ddp or zero1")

@@ -12,6 +12,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 from common import device as devices
 from common import ranks, spans
@@ -20,6 +21,21 @@ from common.options import RunOptions
 from common.training import agreement
 
 import torch
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch 2.12 and later print two lines of noise per profile
+
+
+def trace(step: Callable[[], object], path: Path, active: int = 1) -> None:
+    """Writes the Chrome trace of `active` calls of a step, after one in which the profiler warms up."""
+    with torch.profiler.profile(
+        record_shapes=True, acc_events=True, schedule=torch.profiler.schedule(wait=0, warmup=1, active=active, repeat=1),
+        on_trace_ready=lambda profile: profile.export_chrome_trace(str(path)),
+    ) as profile:  # fmt: skip
+        for _ in range(1 + active):
+            step()
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            profile.step()
 
 
 class Profiler:
@@ -36,12 +52,9 @@ class Profiler:
         self.active = min(options.profile_steps, max(1, (options.num_steps - 1) // 2))
         self.warmup = 1 if options.num_steps > self.active else 0
         self.running = self.recorded = False
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch 2.12 and later print two lines of noise per profile
-        self.activities = [torch.profiler.ProfilerActivity.CPU]
-        if devices.is_gpu(device):
-            self.activities.append(torch.profiler.ProfilerActivity.CUDA)
+        gpu = [torch.profiler.ProfilerActivity.CUDA] * devices.is_gpu(device)
         self.profile = torch.profiler.profile(
-            activities=self.activities,
+            activities=[torch.profiler.ProfilerActivity.CPU, *gpu],
             schedule=torch.profiler.schedule(
                 wait=options.num_steps - self.active - self.warmup, warmup=self.warmup, active=self.active, repeat=1
             ),
@@ -59,18 +72,10 @@ class Profiler:
         self.running = True
         spans.recording = self.slow_steps(1) > 0
 
-    def record_eager(self, run: Callable[[], object]) -> None:
+    def record_eager(self, step: Callable[[], object]) -> None:
         """Profiles one eager step, from which the kernels of its captured form get their spans and operators."""
         spans.recording = True
-        with torch.profiler.profile(
-            activities=self.activities, record_shapes=True, acc_events=True,
-            schedule=torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1),
-            on_trace_ready=lambda profile: profile.export_chrome_trace(str(self.eager_path)),
-        ) as profile:  # fmt: skip
-            for _ in range(2):
-                run()
-                torch.cuda.synchronize()
-                profile.step()
+        trace(step, self.eager_path)
         spans.recording = False
 
     def step(self, finished: int) -> None:

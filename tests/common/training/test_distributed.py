@@ -260,7 +260,6 @@ def test_a_process_of_its_own_is_in_no_group_and_others_take_the_first_form_of_a
 @pytest.mark.parametrize("flags, forms, message", [
     (["--capture-step"], ranks.FORMS, "--parallel fsdp gathers weights in each step: leave --capture-step"),
     ([], ("ddp", "zero1"), "this script takes --parallel ddp or zero1"),
-    ([], (), "this script runs in one process"),
 ])  # fmt: skip
 def test_what_cannot_run_in_parallel_is_refused(as_rank, flags, forms, message):
     as_rank(0)
