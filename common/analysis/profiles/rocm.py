@@ -1,6 +1,5 @@
 """Reads kernels and ceilings from files of AMD's profilers: CSV and rocpd databases of rocprofv3 and rocprof-compute."""
 
-import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -13,8 +12,7 @@ import pandas
 
 SQLITE = b"SQLite format 3\0"  # a database begins with it
 JOINED = ("pmc_perf.csv", "pmc_perf.csv.gz")  # tables of rocprof-compute with the counters of all passes of a workload
-STATS_COLUMNS = {"calls": "Calls", "duration_ns": "TotalDurationNs"}
-COUNTER = re.compile(r"(SQC?|TC[ACP]|T[AD]|GRBM|CP[CF]|SPI)_.*")  # by the block of the GPU that counts
+COUNTER = r"^(SQC?|TC[ACP]|T[AD]|GRBM|CP[CF]|SPI)_"  # a counter's name begins with the block of the GPU that counts
 # Columns that tell launches apart where each counter has a row of its own: those by which rocprof-compute joins, and the GPU.
 DISPATCH_COLUMNS = ("GPU_ID", "Dispatch_ID", "Kernel_Name", "Grid_Size", "Workgroup_Size", "LDS_Per_Workgroup")
 GPU_COLUMNS = ("Agent_Id", "Guid")  # of a kernel trace: the number among all GPUs, and the process
@@ -27,8 +25,8 @@ def read_kernel_trace(path: Path) -> Kernels:
 
 def read_kernel_stats(path: Path) -> Kernels:
     frame = read_frame(path)
-    columns = {ours: numbers(path, frame, column) for ours, column in STATS_COLUMNS.items() if column in frame}
-    return build("rocprofv3-kernel-stats", path, {"name": frame.Name, **columns})
+    calls, ns = numbers(path, frame, "Calls"), numbers(path, frame, "TotalDurationNs")
+    return build("rocprofv3-kernel-stats", path, {"name": frame.Name, "calls": calls, "duration_ns": ns})
 
 
 def read_pmc_perf(path: Path) -> Kernels:
@@ -36,15 +34,14 @@ def read_pmc_perf(path: Path) -> Kernels:
     frame = read_frame(path)
     launches = _launches(path, frame)
     if "Counter_Name" in frame:
-        frame["Counter_Value"] = numbers(path, frame, "Counter_Value", gaps=True)
+        frame["Counter_Value"] = pandas.to_numeric(frame.Counter_Value, errors="coerce")
         keys = [column for column in DISPATCH_COLUMNS if column in frame]
         first = ~frame.duplicated(keys)
         by_launch = frame.groupby([*keys, "Counter_Name"]).Counter_Value.last().unstack()
         counters = by_launch.reindex(pandas.MultiIndex.from_frame(frame.loc[first, keys])).reset_index(drop=True)
         launches = {name: column[first] for name, column in launches.items()}
     else:
-        columns = [column for column in frame.columns if COUNTER.fullmatch(column)]
-        counters = pandas.DataFrame({column: numbers(path, frame, column, gaps=True) for column in columns}, index=frame.index)
+        counters = frame.filter(regex=COUNTER).apply(pandas.to_numeric, errors="coerce")
     counters = counters.dropna(axis="columns", how="all")
     return build("rocprof-compute", path, launches, counters, notes=(SERIALIZED_NOTE,))
 

@@ -26,7 +26,6 @@ KINDS = {  # of events, by their category in lower case; PyTorch's first profile
     "memset": re.compile(r"(gpu_)?memset"),
 }
 DEVICE = ("kernel", "memcpy", "memset")
-LONGEST = 1e15  # us, 30 years
 MEMORY = ("Bytes", "Addr", "Total Allocated", "Device Type")
 
 
@@ -128,7 +127,7 @@ def _event(event: Any, shared: dict[Any, Any]) -> Event | None:
     result = Event(found, name, thread, float(event["ts"]), 0.0 if is_memory else float(event["dur"]))
     arguments = event.get("args") or {}
     never = found in DEVICE and not (result.start or result.duration)  # as some profilers write work that they did not see end
-    if never or not 0 <= result.duration < LONGEST:
+    if never or not 0 <= result.duration < float("inf"):
         raise ValueError
     if is_memory:
         size, address, total, device = (arguments[key] for key in MEMORY)
