@@ -108,7 +108,7 @@ def read(path: Path) -> tuple[list[Event], list[Event], tuple[str, ...]]:
     if len({event.thread[0] for event in device}) > 1:  # each numbers its streams by itself
         for event in device:
             event.stream = f"{event.stream} of GPU {event.thread[0]}"
-    notes = ()
+    notes: tuple[str, ...] = ()
     if damaged:
         events_ = counted(len(damaged), "event")
         notes = (f"left out: {events_} without a name or a possible time, such as {shortened(damaged[0], 60)}",)
