@@ -142,18 +142,14 @@ class Batches:
         return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
-def cache_folder() -> Path:
-    """The folder of the caches, made if need be. UsageError: it cannot be written to."""
-    return writable_folder(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiny_llama", "XDG_CACHE_HOME")
-
-
 def _tokenized(name: str, texts: Sequence[str], vocab_size: int) -> Dataset:
-    """The cached tokens of texts, under the sha256 of all."""
+    """The cached tokens of texts, under the sha256 of all. UsageError: the cache cannot be written to."""
     import tokenizers
 
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     key = f"{digest[:16]}-v{vocab_size}-py{platform.python_version()}-tokenizers{tokenizers.__version__}"
-    folder = cache_folder() / key
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiny_llama"
+    folder = writable_folder(cache, "XDG_CACHE_HOME") / key
     if not folder.exists():
         _build(folder, [text[start : start + PIECE] for text in texts for start in range(0, len(text), PIECE)], vocab_size)
     tokens = np.load(folder / "tokens.npy", mmap_mode="c")  # copies what is written to: PyTorch takes no read-only array

@@ -1,6 +1,6 @@
 """Benchmarks models at equal shapes: versions and external baselines, each in a new process, in turn.
 
-A cell is a model at a batch size and a sequence length. Its process builds the model with random weights, checks that every
+A cell is a model at a batch size and a sequence length. Its process builds the model from the seed's weights, checks that every
 parameter gets a gradient, takes a few training steps that do not count (they compile), and then times steps on one batch. The
 repeats of a shape take turns (a, b, a, b), so that a slow spell of the machine affects all models. Peak memory is the maximum
 over the timed steps: of PyTorch's allocator on a GPU, without its reserve and the CUDA context, of the whole process on a CPU.
