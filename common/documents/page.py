@@ -16,7 +16,7 @@ from common.records import step_profile
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path, metavar="A", help="a profile, trace or record of a run, or what another profiler wrote")
+    parser.add_argument("run", type=Path, metavar="A", help="a profile or a trace, or what another profiler wrote")
     parser.add_argument("other", type=Path, nargs="?", metavar="B", help="another one, beside it on the page")
     parser.add_argument("--output", type=Path, default=Path("run.html"), metavar="FILE.html", help="default: run.html")
     options = cli.parse(parser)
@@ -27,14 +27,7 @@ def main() -> None:
 
 def report(*paths: Path) -> Report:
     """The page of one file or of two."""
-    return run_page.compare(paths, study_report) if paths[1:] else run_page.build(paths[0], study_report)
-
-
-def study_report(schema: str) -> run_page.Renderer | None:
-    """What makes the report of a study's record; it needs PyTorch, which the pages of other files do not."""
-    from common.documents import sections
-
-    return sections.RENDERERS.get(schema)
+    return run_page.compare(paths) if paths[1:] else run_page.build(paths[0])
 
 
 def command() -> None:

@@ -96,15 +96,15 @@ def test_a_kernel_shows_its_numbers(opened, gpu_page):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("theme", ["dark", "light"])
 def test_pages_fit_a_desktop_and_a_phone(opened, tmp_path, width, theme):
-    """Of a CPU's run with memory, of a study, of two runs, and of a trace of another program."""
+    """Of a CPU's run with memory, of a trace of a GPU, and of a trace of another program."""
     record_cpu_trace(tmp_path / "trace_1.json")
     write_profile(tmp_path / "profile_1.json", tmp_path / "trace_1.json")
     events = [
         {"ph": kind, "name": "work", "pid": 1, "tid": 1, "ts": time} for kind, time in (("B", 1), ("B", 2), ("E", 3), ("E", 9))
     ]
     (tmp_path / "other.json").write_text(json.dumps({"traceEvents": events}))
-    runs = tmp_path / "profile_1.json", H200 / "kernels_loss.json", tmp_path / "other.json", H200 / "traces" / "v4_small.json.gz"
-    for html in [*map(built, runs), built(H200 / "curve_v1.json", H200 / "curve_v3.json")]:
+    runs = tmp_path / "profile_1.json", tmp_path / "other.json", H200 / "traces" / "v4_small.json.gz"
+    for html in map(built, runs):
         page = opened(html, width, color_scheme=theme)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert len(html) < 5e6

@@ -4,17 +4,15 @@
     trace of torch.profiler              timeline, time by span, kernels, memory, critical path
     file of another profiler             kernels; a timeline where it has times, and memory traffic where it has counters
     other Chrome trace                   timeline, and the events by name
-    record of a run or of a study        its report
 
 Two files have both timelines, what limits each step, and the launches that went and came.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from common import files
-from common.analysis.comparisons import launch_changes, runs
+from common.analysis.comparisons import launch_changes
 from common.analysis.formulas.optimization_targets import read_step, targets
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
@@ -27,8 +25,6 @@ from common.errors import UsageError
 from common.records import run_record, step_profile
 from common.records.step_profile import Profile, Sums
 
-Renderer = Callable[[Path], Report]
-Renderers = Callable[[str], Renderer | None]
 TOP, CHANGES = 25, 10  # rows in the tables of kernels and events, and of changes
 EVENTS_BY_NAME = "Events by name"  # the last section of a trace of another program
 HOW_TO_READ = "Press an event for its numbers, or a name with a colour to see only its events. Ctrl and the wheel zoom."
@@ -141,36 +137,25 @@ def _add_critical_path(result: Report, trace: Trace) -> None:
         result.table(["quantity", "of the median step"], critical_path.summary(measured).items())
 
 
-def build(path: Path, renderers: Renderers) -> Report:
-    """The page of a file; `renderers` gives that of a study's record by its schema."""
-    source, schema = load_kernels.recognize(path), _schema(path)
-    if schema == run_record.SCHEMA:
-        return runs.show([path])
-    if schema.startswith("tiny-llama") and source == "JSON" and (render := renderers(schema)):
-        return render(path)
+def build(path: Path) -> Report:
+    """The page of a file."""
+    source = load_kernels.recognize(path)
     if source == "profile":
         trace = path.parent / step_profile.read(path)["trace"]
         return of_run(path, graph_replays.load(trace) if trace.exists() else None)
-    if schema.startswith("tiny-llama"):
-        raise UsageError(f"{path} has the schema {schema}, of which there is no page")
     if source == "pytorch-trace":
         return of_trace(path, graph_replays.load(path)) if trace_events.is_of_pytorch(path) else of_events(path)
     return of_kernels(path, load_kernels.load(path))
 
 
-def compare(paths: Sequence[Path], renderers: Renderers) -> Report:
+def compare(paths: Sequence[Path]) -> Report:
     """The page of two files: their timelines on one scale, what limits each step, and the launches that went and came."""
-    if all(_schema(path) == run_record.SCHEMA for path in paths):
-        result = runs.show(paths)
-        result.text(run_facts.ONE_PROCESS)
-        return result
-    both = [build(path, renderers) for path in paths]
+    both = [build(path) for path in paths]
     sections = [section for report in both for section in report.sections]
     timelines = [item.content for section in sections for item in section.items if item.kind == "timeline"]
-    have_kernels = all(load_kernels.recognize(path) in load_kernels.READERS for path in paths)
-    have_kernels = have_kernels and not any(section.title == EVENTS_BY_NAME for section in sections)
+    have_kernels = not any(section.title == EVENTS_BY_NAME for section in sections)
     if len(timelines) < 2 and not have_kernels:
-        raise UsageError(f"{paths[0]} and {paths[1]} have nothing in common: give two profiles, traces or records of runs")
+        raise UsageError(f"{paths[0]} and {paths[1]} have nothing in common: give two profiles or traces")
     result = Report(" and ".join(dict.fromkeys(report.title for report in both)))
     result.section("Runs")
     result.facts([(str(i), f"{path}. {both[i - 1].sections[0].items[0].content}") for i, path in enumerate(paths, 1)])
@@ -189,9 +174,3 @@ def compare(paths: Sequence[Path], renderers: Renderers) -> Report:
         result.section("Launches")
         launch_changes.add_section(result, launch_changes.compare(paths[0], paths[1], may_differ=True), "changes", CHANGES)
     return result
-
-
-def _schema(path: Path) -> str:
-    """The schema of one of our records, else an empty string."""
-    content = files.read_json(path) if load_kernels.recognize(path) == "JSON" else None
-    return content.get("schema", "") if isinstance(content, dict) else ""
