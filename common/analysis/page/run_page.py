@@ -57,7 +57,8 @@ def of_run(path: Path, trace: Trace | None) -> Report:
         result.include(roofline.report(points, run["ceilings"], "The parts and the longest operators of a mean step"), "Roofline")
     result.include(parts, "", "the-operators-that-take-longest")
     if trace and profile["memory_peak_bytes"] is not None:
-        result.include(memory_timeline.report(trace, profile), "Memory")
+        result.section("Memory")
+        memory_timeline.add_peak(result, trace)
     if trace:
         _add_critical_path(result, trace)
     result.section("Run")

@@ -6,10 +6,9 @@ optimizer state after the first step) appears only in the total of a GPU's alloc
 
 from collections import defaultdict
 
-from common.analysis.output import plots, run_facts, tables
+from common.analysis.output import plots, tables
 from common.analysis.output.report import PAGE_INCHES, Report
 from common.analysis.profiles.chrome_trace import Trace
-from common.records.step_profile import Profile
 
 import numpy
 import pandas
@@ -23,7 +22,8 @@ POINTS = 1500  # in the figure; of more events, the one with the largest total i
 MIB = 2**20
 HOW_TO_READ = (
     "In the forward pass memory climbs, because each layer keeps tensors for its backward pass. In the backward pass it falls "
-    "while gradients take their place. The optimizer adds its state in the first step, and temporary tensors in each step."
+    "while gradients take their place. The optimizer adds its state in the first step, and temporary tensors in each step. "
+    "On a CPU the count starts at zero with the profile."
 )
 
 
@@ -87,17 +87,8 @@ def figure(trace: Trace) -> Figure:
 def add_peak(result: Report, trace: Trace) -> None:
     """Adds memory over time, and the allocations alive at the peak."""
     peak, rows = at_peak(trace)
+    result.text(HOW_TO_READ)
     result.figure(lambda: figure(trace), "memory", "Allocated memory over the profiled steps, by the phase that allocated it")
     table = [[span, phase, round(size / MIB, 4), round(100 * size / (peak or 1), 4)] for span, phase, size in rows]
     title = f"Alive at the peak of {tables.format_number(peak / MIB)} MiB"
     result.table(["allocated in", "phase", "MiB", "% of peak"], table, title)
-
-
-def report(trace: Trace, profile: Profile) -> Report:
-    """Memory over time and the allocations alive at the peak. `profile` is made from `trace` and has memory events."""
-    run = profile["run"]
-    counted = "Counted by the GPU allocator." if profile["kernels"] else "On a CPU the count starts at zero with the profile."
-    result = Report("Memory timeline")
-    result.text(f"{run['version']}, {run_facts.describe(run)}; {run['parameters']:,} parameters.", f"{HOW_TO_READ} {counted}")
-    add_peak(result, trace)
-    return result

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from common.analysis.output.report import Report
 from common.analysis.profiles import chrome_trace
 from common.analysis.reports import memory_timeline
-from tests.small_traces import write_profile
 
 import pandas
 import pytest
@@ -56,8 +56,8 @@ def test_of_many_events_the_peak_is_still_drawn():
     assert vertices[:, 1].max() == 3000 and len(vertices) < 5 * memory_timeline.POINTS
 
 
-def test_the_report_names_the_peak(tmp_path, cpu_trace):
-    loaded = chrome_trace.load(cpu_trace)
-    report = memory_timeline.report(loaded, write_profile(tmp_path / "profile_1.json", cpu_trace))
+def test_the_section_names_the_peak(cpu_trace):
+    loaded, report = chrome_trace.load(cpu_trace), Report("")
+    memory_timeline.add_peak(report, loaded)
     peak = loaded.memory.total_bytes.max() / MIB
     assert f"Alive at the peak of {peak:.3g} MiB" in report.terminal() and "starts at zero" in report.terminal()
