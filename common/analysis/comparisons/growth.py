@@ -4,11 +4,9 @@
 Of time, a is what every step costs (issuing operations, the optimizer, Python), and throughput tends to S / b. Of memory, a is
 weights, gradients and optimizer state, and b the activations of one sample.
 
-`sequence_memory`: a parabola a + b S + c S^2 through the peaks over the sequence length S, of each version and kind of attention.
-Each position keeps b (activations, logits) and each pair of positions c: the [B, H, S, S] matrices of plain attention, which a
-fused kernel does not write (Dao et al. 2022, arXiv:2205.14135). The exponent log(m2 / m1) / log(S2 / S1) between neighbouring
-lengths is that of the step's own memory: the peak without weights and moments, which a GPU's allocator counts and a CPU's profile
-does not.
+`sequence_memory`: a parabola through the peaks over the sequence length S, of each version and kind of attention. The exponent
+log(m2 / m1) / log(S2 / S1) between neighbouring lengths is that of the step's own memory: the peak without weights and moments,
+which a GPU's allocator counts and a CPU's profile does not.
 """
 
 import itertools

@@ -70,12 +70,10 @@ def own_name(name: str) -> str:
     whole = _without_parameters(name)
     if whole == name and "<" not in name:
         return name
-    outside, depth = "", 0
-    for character in whole:
-        depth += character in "<("
-        outside += character if not depth else ""
-        depth -= character in ">)"
-    return outside.rpartition("::")[2]
+    found = True
+    while found:
+        whole, found = re.subn(r"<[^<>()]*>|\([^<>()]*\)", "", whole)
+    return whole.partition("<")[0].rpartition("::")[2]  # a name that was cut off has a bracket left
 
 
 def _without_parameters(name: str) -> str:

@@ -18,11 +18,9 @@ FOLDER, FILE = Path("flops_analysis"), "flops_profile.json"
 REFERENCE, EXECUTED = "formula, causal", "formula, full S x S"
 HOW_TO_READ = (
     "Utilization (MFU) is the first row: the work that the mathematics needs. The full count adds the masked half of the S "
-    "x S pairs. FlopCounterMode counts the matrix products that ran. Of a fused attention kernel it counts all S x S pairs, "
-    "whether or not the kernel leaves the masked pairs out, and in the backward pass also the scores, which such a kernel "
-    "computes again. A kernel that it does not know counts as zero unless its version reports what it computes. DeepSpeed "
-    "watches the forward pass only, with S x S pairs; its backward count is twice that by rule. It adds silu, a function "
-    "that it patches. Both counters watch the model without torch.compile."
+    "x S pairs. FlopCounterMode counts the matrix products that ran, and all pairs of fused attention. DeepSpeed watches "
+    "the forward pass only; its backward count is twice that by rule. Both watch the model without torch.compile, and count a "
+    "kernel that they do not know as zero, unless its version reports what it computes."
 )
 
 
