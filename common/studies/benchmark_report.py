@@ -4,6 +4,7 @@ A time or a peak of a cell is the median over its repeats. Ratios are against th
 less memory.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,7 +22,8 @@ import pandas
 
 COLUMNS = ("model", "batch_size", "sequence_length", "status", "ms", "p20", "p80", "repeats", "tokens_per_second", "speedup",
            "peak_mib", "memory_ratio")  # fmt: skip
-Row = dict[str, Any]  # by the names in COLUMNS
+SHAPE = {"model": "model", "batch_size": "B", "sequence_length": "S"}  # of a cell, with the heads in tables
+Row = dict[str, Any]  # by the names in COLUMNS and of further columns
 
 
 def analyze(path: Path) -> Report:
@@ -50,17 +52,17 @@ def analyze(path: Path) -> Report:
         report.csv("benchmark", COLUMNS, [[row[name] for name in COLUMNS] for row in found.values()])
     if "throughput" in measured["metrics"]:
         report.section(f"Throughput (and speed-up against {against})", "throughput")
-        report.table(*step_table(measured))
+        names = ("ms", "spread", "processes", "tokens_per_second", "speedup")
+        header = ["ms/step", "p20 to p80", "ms/step of each process", "tokens/s", "speed-up"]
+        report.table([*SHAPE.values(), *header], rows(found, *names))
         report.text(*run_facts.noise(timed))
     if "memory" in measured["metrics"]:
         kind = next((run["kind"] for _, run in runs), "")
         report.section(f"Peak memory of the timed steps, {kind} (and {against} / model)", "memory")
-        columns = ("model", "batch_size", "sequence_length", "peak_mib", "memory_ratio")
-        peaks = [[row[name] for name in columns] for row in found.values() if row["peak_mib"]]
-        report.table(["model", "B", "S", "peak MiB", "ratio"], peaks)
+        report.table([*SHAPE.values(), "peak MiB", "ratio"], rows(found, "peak_mib", "memory_ratio"))
     if "energy" in measured["metrics"]:
         report.section("Energy")
-        report.table(*energy_table(measured))
+        report.table([*SHAPE.values(), "ms/step", "J/step", "mJ/token"], rows(found, "ms", "joules", "mj_per_token"))
     if "accuracy" in measured["metrics"]:
         baseline = next(iter(known_models.version_scripts()))
         report.section("Accuracy")
@@ -79,7 +81,7 @@ def analyze(path: Path) -> Report:
 
 
 def results(measured: Benchmark) -> dict[tuple[str, int, int], Row]:
-    """COLUMNS (None if not measured), by model, batch size, length."""
+    """COLUMNS (None if not measured) and what only tables show, by model, batch size, length."""
     found: dict[tuple[str, int, int], Row] = {}
     for cell in measured["cells"]:
         row: Row = dict.fromkeys(COLUMNS) | {name: value for name, value in cell.items() if name in COLUMNS}
@@ -87,7 +89,12 @@ def results(measured: Benchmark) -> dict[tuple[str, int, int], Row]:
             steps = pandas.DataFrame([run["step_ms"] for run in cell["runs"]]).median()
             row |= {"ms": steps["median"], "p20": steps["p20"], "p80": steps["p80"], "repeats": len(cell["runs"])}
             row["peak_mib"] = median(run["peak_mib"] for run in cell["runs"])
-            row["tokens_per_second"] = row["batch_size"] * row["sequence_length"] / row["ms"] * 1e3
+            row["spread"], tokens = tables.spread(row), row["batch_size"] * row["sequence_length"]
+            row["processes"] = ", ".join(f"{run['step_ms']['median']:.4g}" for run in cell["runs"])
+            row["tokens_per_second"] = tokens / row["ms"] * 1e3
+            if "energy" in measured["metrics"]:
+                row["joules"] = median(run["joules"] for run in cell["runs"])
+                row["mj_per_token"] = 1e3 * row["joules"] / tokens
         found[row["model"], row["batch_size"], row["sequence_length"]] = row
     for (_, size, length), row in found.items():
         base = found[measured["models"][0], size, length]
@@ -96,26 +103,9 @@ def results(measured: Benchmark) -> dict[tuple[str, int, int], Row]:
     return found
 
 
-def step_table(measured: Benchmark) -> Table:
-    """A row for each measured cell: the time of a step, also the median of each process in their order, and its speed-up."""
-    rows = []
-    for cell, row in zip(measured["cells"], results(measured).values(), strict=True):
-        if row["ms"]:
-            medians = ", ".join(f"{run['step_ms']['median']:.4g}" for run in cell["runs"])
-            shape = [row["model"], row["batch_size"], row["sequence_length"]]
-            rows.append([*shape, row["ms"], tables.spread(row), medians, row["tokens_per_second"], row["speedup"]])
-    return ["model", "B", "S", "ms/step", "p20 to p80", "ms/step of each process", "tokens/s", "speed-up"], rows
-
-
-def energy_table(measured: Benchmark) -> Table:
-    """A row for each measured cell: medians over its processes."""
-    rows, found = [], results(measured)
-    for cell in measured["cells"]:
-        if cell["status"] == "ok":
-            model, size, length = key = cell["model"], cell["batch_size"], cell["sequence_length"]
-            mj = 1e3 * median(run["joules"] for run in cell["runs"])
-            rows.append([model, size, length, found[key]["ms"], mj / 1e3, mj / (size * length)])
-    return ["model", "B", "S", "ms/step", "J/step", "mJ/token"], rows
+def rows(found: Mapping[Any, Row], *names: str) -> list[list[Any]]:
+    """The shape of each measured cell, and its numbers of these names."""
+    return [[row[name] for name in (*SHAPE, *names)] for row in found.values() if row["ms"]]
 
 
 def accuracy_table(measured: Benchmark) -> Table:

@@ -48,7 +48,8 @@ def test_only_what_was_asked_for_is_shown(metric, absent, tmp_path):
 
 
 def test_ratios_are_against_the_first_model(tmp_path):
-    rows = benchmark_report.step_table(records.benchmark_of_shapes(("v2", "hf")))[1]
+    found = benchmark_report.results(records.benchmark_of_shapes(("v2", "hf")))
+    rows = benchmark_report.rows(found, "tokens_per_second", "speedup")
     assert [row[-2:] for row in rows[:2]] == [[2000, 1], [1000, 0.5]]
     assert rows[-1][:3] == ["hf", 8, 16] and rows[-1][-2:] == [1000, None], "the first ran out of memory there"
     shown = analyzed(records.benchmark_of_shapes(), tmp_path)[1].replace("|", " ").split("## Peak memory")[1]
@@ -62,7 +63,8 @@ def test_energy_and_every_process_are_shown(tmp_path):
             run["joules"] = 0.5
     text, _ = analyzed(measured, tmp_path)
     assert " 12.8, 19.2 2,000 2 " in " ".join(text.replace("|", " ").split())
-    assert benchmark_report.energy_table(measured)[1][1] == ["v2", 4, 8, 16, 0.5, 1e3 * 0.5 / 32]
+    found = benchmark_report.results(measured)
+    assert benchmark_report.rows(found, "ms", "joules", "mj_per_token")[1] == ["v2", 4, 8, 16, 0.5, 1e3 * 0.5 / 32]
 
 
 def test_nothing_measured_is_an_error_that_says_why(tmp_path):
