@@ -38,7 +38,7 @@ SUPPORTED_FILES_HINT = (
     "a PyTorch trace (.json, .json.gz), a profile_*.json, *_kernel_trace.csv, *_kernel_stats.csv or *_results.db of rocprofv3, "
     "pmc_perf.csv of rocprof-compute, or the output of ncu --csv"
 )
-JSON_MARKS = {"rocprofiler-sdk-tool": "other", step_profile.SCHEMA: "profile", "traceEvents": "pytorch-trace"}
+JSON_MARKS = {step_profile.SCHEMA: "profile", "traceEvents": "pytorch-trace"}
 # Columns that tell the CSV files of AMD's and NVIDIA's tools apart; the first row whose columns are all in a file decides.
 TIMES = {"Start_Timestamp", "End_Timestamp"}
 CSV_KINDS: tuple[tuple[set[str], str], ...] = (
@@ -70,8 +70,7 @@ def load(path: Path) -> Kernels:
     else:
         source = recognize(path)
     if source not in READERS:
-        problem = "is empty" if source == "empty" else f"is none of the files that hold kernels: give {SUPPORTED_FILES_HINT}"
-        raise UsageError(f"{path} {problem}")
+        raise UsageError(f"{path} is none of the files that hold kernels: give {SUPPORTED_FILES_HINT}")
     kernels = READERS[source](path)
     if not len(kernels.table):
         raise UsageError(f"{path} ({source}) {NO_ROWS}")
@@ -109,17 +108,17 @@ def _written_for(path: Path) -> Path:
 
 
 def recognize(path: Path) -> str:
-    """A key of READERS, else `empty`, `JSON` or `other`."""
+    """A key of READERS, else `other`."""
     with files.opened(path) as file:
         head = file.read(HEAD_BYTES)
     if head.startswith(rocm.SQLITE):
         return rocm.source_of_database(path)
     head = head.removeprefix(codecs.BOM_UTF8).lstrip()
     if b"\0" in head or not head:
-        return "other" if head else "empty"
+        return "other"
     if head[:1] in (b"{", b"["):
         marks = JSON_MARKS | ({"ph": "pytorch-trace"} if head[:1] == b"[" else {})
-        return next((source for mark, source in marks.items() if f'"{mark}"'.encode() in head), "JSON")
+        return next((source for mark, source in marks.items() if f'"{mark}"'.encode() in head), "other")
     text = files.read_text(path)
     if match := ncu.HEADER.search(text):
         return "other" if "Invocations" in match[0] else "ncu"  # a summary has no launches
