@@ -41,7 +41,7 @@ def busy(kernels: Kernels) -> float:
 
 
 def shares(kernels: Kernels) -> list[float]:
-    return [row.share for row in launches.summary(kernels)]
+    return list(launches.summary(kernels).share)
 
 
 def moved(events: list[dict], by: float, factor: float = 1.0) -> list[dict]:

@@ -14,29 +14,17 @@ from common.analysis.profiles.kernel_table import SERIALIZED_NOTE, Kernels
 from common.files import writable_file, write_text
 
 import numpy
+import pandas
 
 IDLE = 50  # % of a step in which no kernel runs, from which launches limit it
 SHORT_NS = 10_000  # a launch costs the host some us: the GPU may wait for the launch after a kernel that is shorter than this
 
 
-class KernelTotal(NamedTuple):
-    """All calls of one kernel."""
-
-    name: str
-    category: str
-    calls: int
-    total_ns: float
-    mean_ns: float
-    share: float  # of the time of all kernels, 0 to 1
-
-
-def summary(kernels: Kernels) -> list[KernelTotal]:
-    """A row per kernel name, the longest total first."""
-    added = kernels.table.groupby(["name", "category"], sort=False)[["calls", "duration_ns"]].sum()
-    whole, added = added.duration_ns.sum() or 1.0, added.sort_values("duration_ns", ascending=False, kind="stable")
-    return [
-        KernelTotal(name, category, int(calls), ns, ns / calls, ns / whole) for (name, category), calls, ns in added.itertuples()
-    ]
+def summary(kernels: Kernels) -> pandas.DataFrame:
+    """All calls of each kernel, the longest total first; `share` is of the time of all kernels, 0 to 1."""
+    added = kernels.table.groupby(["name", "category"], sort=False, as_index=False)[["calls", "duration_ns"]].sum()
+    added = added.rename(columns={"duration_ns": "total_ns"}).sort_values("total_ns", ascending=False, kind="stable")
+    return added.assign(mean_ns=added.total_ns / added.calls, share=added.total_ns / (added.total_ns.sum() or 1.0))
 
 
 class Gaps(NamedTuple):
@@ -102,15 +90,12 @@ def report(kernels: Kernels, top: int) -> Report:
         ("busy", _busy(gaps(kernels))),
         (f"under {_time(SHORT_NS)}", _short(kernels)),
     ])  # fmt: skip
-    (whole, per_whole), (single, per_single) = (
-        tables.time_unit(max(times) / 1e6) for times in ([row.total_ns for row in rows], [row.mean_ns for row in rows])
-    )
+    (whole, per_whole), (single, per_single) = (tables.time_unit(ns.max() / 1e6) for ns in (rows.total_ns, rows.mean_ns))
     header = [what, "calls", f"total {whole}", f"mean {single}", "share %"]
     body = [
-        [kernel_names.short_name(row.name), row.calls, row.total_ns / 1e6 * per_whole, row.mean_ns / 1e6 * per_single,
-         100 * row.share]
-        for row in rows[:top]
-    ]  # fmt: skip
+        [kernel_names.short_name(name), calls, total / 1e6 * per_whole, mean / 1e6 * per_single, 100 * share]
+        for name, _, calls, total, mean, share in rows.head(top).itertuples(index=False)
+    ]
     result.table(header, body, f"{what.capitalize()}s that take longest, {len(body)} of {len(rows)}", code=[what])
     return result
 
@@ -147,5 +132,5 @@ def analyze(trace_file: Path, top: int, csv_out: Path | None) -> str:
     text = report(kernels, top).terminal()
     if csv_out is None:
         return text
-    write_text(csv_out, tables.csv_text(KernelTotal._fields, summary(kernels)))
+    write_text(csv_out, summary(kernels).to_csv(index=False))
     return f"{text}\n\nwritten: {csv_out}"

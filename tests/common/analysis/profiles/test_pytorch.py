@@ -39,7 +39,10 @@ def test_trace_and_profile_of_one_run_agree(tmp_path, cpu_trace):
     for trace in (write_gpu_trace(tmp_path / "trace.json"), cpu_trace):
         write_profile(tmp_path / "profile_1.json", trace)
         sums = [
-            {row.name: (row.category, row.calls, pytest.approx(row.total_ns, rel=1e-3, abs=20 * row.calls)) for row in rows}
+            {
+                row.name: (row.category, row.calls, pytest.approx(row.total_ns, rel=1e-3, abs=20 * row.calls))
+                for row in rows.itertuples()
+            }
             for rows in (launches.summary(load_kernels.load(path)) for path in (trace, tmp_path / "profile_1.json"))
         ]
         assert sums[0] == sums[1]

@@ -25,7 +25,7 @@ def test_gaps_are_where_no_kernel_runs(tmp_path, rows, window, busy, idle):
 
 def test_summary_adds_up_by_name():
     rows = launches.summary(load_kernels.load(FIXTURES / "new_kernel_trace.csv"))
-    assert rows == [
+    assert list(rows.itertuples(index=False, name=None)) == [
         (COPY, "memcpy", 1, 13000, 13000, 13000 / 18000),
         (SCALE, "kernel", 2, 5000, 2500, 5000 / 18000),
     ]
