@@ -75,7 +75,7 @@ def _write_profile(run: Any) -> None:
     profiler.export()
     if not ranks.here().main_process:
         return
-    run.profiles = profile_files.write(profiler.profile_path, content, profiler.eager_path if options.capture_step else None)
+    run.profiles = profile_files.write(profiler.profile_path, content)
     if options.profile_operators:
         print(profile_summary.operators(step_profile.read(profiler.profile_path), options.sort_by).terminal())
     if run.flops:

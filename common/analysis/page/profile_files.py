@@ -20,38 +20,33 @@ MEMORY_PAGE = """<!doctype html>
 """
 
 
-def write(path: Path, content: dict[str, Any], eager: Path | None = None) -> list[Path]:
+def write(path: Path, content: dict[str, Any]) -> list[Path]:
     """Writes a profile, TensorBoard's events, run.html and, with memory, memory_timeline.html from the trace that the profile
     names, beside it.
 
     Args:
         path: of the profile, profile_STAMP.json.
         content: what the trace does not tell: `run`, `trace`, `attention_only` and, where they were counted, `operator_flops`.
-        eager: a trace of one eager step, from which captured kernels get their spans and operators.
 
     RunError: a trace cannot be read, or a file cannot be written; then TensorBoard's folder is removed.
     """
     try:
-        return _write(path, content, eager)
+        return _write(path, content)
     except (OSError, UsageError) as error:
         shutil.rmtree(step_profile.events(path, content["run"]), ignore_errors=True)
         raise RunError(f"the profile could not be written into {path.parent}: {error}") from error
 
 
-def _write(path: Path, content: dict[str, Any], eager: Path | None) -> list[Path]:
+def _write(path: Path, content: dict[str, Any]) -> list[Path]:
     folder, stamp = path.parent, path.stem.removeprefix("profile_")
-    trace = chrome_trace.load(folder / content["trace"])
-    if eager:
-        step = chrome_trace.load(eager)
-        if lost := graph_replays.lost_kernels(trace, step):
-            print(f"note: {lost} (MACHINES.md: known on ROCm)", file=sys.stderr)
-        trace = graph_replays.attribute(trace, step)
+    exported = folder / content["trace"]
+    trace, eager = graph_replays.load(exported), graph_replays.eager_path(exported)
     for note in trace.notes:
         print(f"note: {note}", file=sys.stderr)
     tables = chrome_trace.profile_tables(trace, content["attention_only"])
     profile: Any = {"schema": "tiny-llama-profile/1", **content, **tables}
     write_json(path, profile)
-    written = [path, folder / content["trace"], *([eager] if eager else [])]
+    written = [path, exported, *([eager] if eager.exists() else [])]
     written += sorted(folder.glob(f"trace_rank*_{stamp}.json"))  # of the other processes
     written.append(write_events(step_profile.events(path, profile["run"]), profile["run"]))
     if profile["profiled_steps"] and profile["operators"]:

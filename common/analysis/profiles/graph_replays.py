@@ -22,8 +22,16 @@ NEARLY_ALL = 0.95  # of an eager step's kernels
 
 def load(path: Path) -> Trace:
     """A trace, with the spans of the eager step that lies beside it for captured ones."""
-    trace, eager = chrome_trace.load(path), path.with_name(f"eager_{path.name}")
-    return attribute(trace, chrome_trace.load(eager)) if eager.exists() else trace
+    trace, beside = chrome_trace.load(path), eager_path(path)
+    if not beside.exists():
+        return trace
+    eager = chrome_trace.load(beside)
+    return replace(attribute(trace, eager), notes=(*trace.notes, *lost_kernels(trace, eager)))
+
+
+def eager_path(path: Path) -> Path:
+    """The trace of the eager step of the captured ones in a trace."""
+    return path.with_name(f"eager_{path.name}")
 
 
 def attribute(captured: Trace, eager: Trace) -> Trace:
@@ -55,8 +63,8 @@ def attribute(captured: Trace, eager: Trace) -> Trace:
     return replace(captured, kernels=kernels, operators=pandas.concat(operators, ignore_index=True))
 
 
-def lost_kernels(captured: Trace, eager: Trace) -> str | None:
-    """What a replay lacks in the median, in a line, if it is more than the few by which a captured step may differ.
+def lost_kernels(captured: Trace, eager: Trace) -> tuple[str, ...]:
+    """A note on what a replay lacks in the median, if it is more than the few by which a captured step may differ.
 
     The profilers of some ROCm releases lose kernels of graphs.
     """
@@ -64,10 +72,9 @@ def lost_kernels(captured: Trace, eager: Trace) -> str | None:
     of_graphs = captured.kernels[captured.kernels.graph.notna() & (captured.kernels.category == "kernel")]
     replayed = int(of_graphs.groupby("graph").size().median()) if len(of_graphs) else 0
     if replayed >= NEARLY_ALL * launched:
-        return None
-    return (
-        f"the profiler recorded {replayed:,} kernels of a replayed step, where the eager step has {launched:,}: sums are too low"
-    )
+        return ()
+    found = f"the profiler recorded {replayed:,} kernels of a replayed step, where the eager step has {launched:,}"
+    return (f"{found}: sums are too low (MACHINES.md: known on ROCm)",)
 
 
 def _pairs(reference: list[str], replay: list[str]) -> Iterator[tuple[int, int]]:

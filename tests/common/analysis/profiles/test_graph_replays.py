@@ -74,8 +74,8 @@ def test_kernels_that_differ_from_the_eager_steps(tmp_path, eager, names, spans)
 
 
 @pytest.mark.parametrize(
-    "names, lost", [(["mul", "gemm", "mul"], None), (["mul"], "recorded 1 kernels"), ([], "recorded 0 kernels")]
+    "names, lost", [(["mul", "gemm", "mul"], []), (["mul"], ["recorded 1 kernels"]), ([], ["recorded 0 kernels"])]
 )
 def test_kernels_that_the_profiler_lost_are_told(tmp_path, eager, names, lost):
     found = graph_replays.lost_kernels(replay(tmp_path, *names), eager)
-    assert found is None if lost is None else lost in found and "the eager step has 3" in found
+    assert len(found) == len(lost) and all(each in found[0] and "the eager step has 3" in found[0] for each in lost)
