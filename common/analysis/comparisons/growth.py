@@ -15,7 +15,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common.analysis.formulas import footprint
 from common.analysis.output import run_facts
@@ -62,9 +62,9 @@ def batch_scaling(folders: Sequence[Path]) -> Report:
     runs = read_sizes(folders)
     report = Report("Batch scaling")
     report.text(f"{runs[0]['version']}, {run_facts.describe(runs[0], 'batch_size')}. Step times are medians.")
-    cells = [run_facts.columns(run) | run["step_ms"] | {"B": run["training"]["batch_size"]} for run in runs]
+    cells: list[dict[str, Any]] = [run_facts.columns(run) | run["step_ms"] | {"B": run["training"]["batch_size"]} for run in runs]
     report.table(SIZE_COLUMNS, [[row[name] for name in SIZE_COLUMNS] for row in cells], csv="batch_scaling")
-    time, memory = lines(runs)
+    time, memory = (fit([(row["B"], row[name]) for row in cells], 1) for name in ("ms/step", "peak MiB"))
     report.text(f"Step time: t(B) = {equation(time, 'ms')}.", f"Memory: m(B) = {equation(memory, 'MiB')}.")
     if (slope := time.factors[1]) > 0:
         tokens = runs[0]["training"]["sequence_length"] * run_record.processes(runs[0])
@@ -88,13 +88,6 @@ def read_sizes(folders: Sequence[Path]) -> list[TimedRun]:
     if len({run["training"]["batch_size"] for run in runs}) != max(2, len(runs)):
         raise UsageError("--profile-dirs: give two folders or more, with one profile for each batch size")
     return runs
-
-
-def lines(runs: Sequence[TimedRun]) -> tuple[Curve, Curve]:
-    """The lines through the medians of the step times in ms, and through the peaks of memory in MiB."""
-    times = [(run["training"]["batch_size"], run["step_ms"]["median"]) for run in runs]
-    peaks = [(run["training"]["batch_size"], run["memory"]["peak_mib"]) for run in runs]
-    return fit(times, 1), fit(peaks, 1)
 
 
 def equation(line: Curve, unit: str) -> str:

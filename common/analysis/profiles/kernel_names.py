@@ -70,9 +70,9 @@ def own_name(name: str) -> str:
     whole = _without_parameters(name)
     if whole == name and "<" not in name:
         return name
-    found = True
-    while found:
-        whole, found = re.subn(r"<[^<>()]*>|\([^<>()]*\)", "", whole)
+    removed = 1
+    while removed:
+        whole, removed = re.subn(r"<[^<>()]*>|\([^<>()]*\)", "", whole)
     return whole.partition("<")[0].rpartition("::")[2]  # a name that was cut off has a bracket left
 
 
