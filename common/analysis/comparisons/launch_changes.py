@@ -63,8 +63,6 @@ def compare(before: Path, after: Path, may_differ: bool = False) -> Reduction:
     """Compares two files, or the newest in two folders. Profiles of other conditions are refused, or noted if they may differ."""
     found = [load_kernels.load(path) for path in (before, after)]
     paths = [each.path for each in found]
-    if paths[0].samefile(paths[1]):
-        raise UsageError(f"{paths[0]} was given twice: give the profiles of two runs")
     counted, other = ("operator calls" if each.are_operators else "kernels" for each in found)
     if counted != other:
         raise UsageError(f"{paths[0]} counts {counted} and {paths[1]} {other}: profile both on the same device")
