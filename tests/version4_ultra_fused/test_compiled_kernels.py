@@ -11,7 +11,11 @@ pytest.importorskip("triton", reason="needs Triton")
 from version3_triton.kernels import launch_sizes
 
 SHARED_KIB = {"gfx90a": 64, "gfx942": 64, "gfx950": 64, "sm_75": 64, "sm_90": 227}
-KNOWN = {"sm_90": {"_short_attention_backward"}}  # at head dimension 64; it was measured with these bytes
+KNOWN = {  # kernels that spill, by the hidden size: the first was measured so, at head dimension 64; the others are at 80
+    "sm_90": {
+        ("_short_attention_backward", 512), ("_flash_attention_backward_queries", 240), ("_flash_attention_backward_keys", 240)
+    }
+}  # fmt: skip
 BOTH_VENDORS = {
     "_adamw", "_cross_entropy", "_cross_entropy_mean", "_embedding_backward", "_flash_attention_backward_keys",
     "_flash_attention_backward_queries", "_flash_attention_forward", "_linear_cross_entropy_loss_and_gradient",
@@ -28,7 +32,8 @@ ONLY = {  # what `tiles.LARGEST` and `attention.form` choose on Hopper and elsew
 def compiled(run_script, target: str, dtypes: str, *which: str) -> list[dict]:
     variables = {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": ""}
     rows = json.loads(run_script("-m", "tests.offline", target, dtypes, *which, seconds=1800, **variables).stdout)
-    assert {row["kernel"] for row in rows if row["spills"]} <= KNOWN.get(target, set()), [row for row in rows if row["spills"]]
+    spilled = {(row["kernel"], row["hidden_size"]) for row in rows if row["spills"]}
+    assert spilled <= KNOWN.get(target, set()), [row for row in rows if row["spills"]]
     assert max(row["shared_bytes"] for row in rows) <= SHARED_KIB[target] << 10
     return rows
 
