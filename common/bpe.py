@@ -4,6 +4,7 @@ On a CPU the peak memory of a training run is that of its process, and this work
 tokens in the cache. The process imports no PyTorch, and a profiler that is loaded into the run by LD_PRELOAD does not see it.
 """
 
+import math
 import os
 import pickle
 import subprocess
@@ -17,13 +18,15 @@ from common.errors import RunError
 import numpy as np
 from tokenizers.implementations import ByteLevelBPETokenizer
 
+TRAINING_TEXT = 2**26  # characters that a BPE is trained on at most; the standard library has about 10 million
 ENCODED_AT_ONCE = 8  # texts: the work takes about 100 bytes for each character that is encoded at once
 
 
 def build(texts: Sequence[str], vocab_size: int, folder: Path) -> None:
     """Writes tokenizer.json, a BPE of V tokens, and tokens.npy, the tokens of the texts, [N] uint32, into `folder`.
 
-    The BPE is trained on the texts. Each is encoded by itself. RunError: the process has failed.
+    The BPE is trained on the texts, or on every n-th if they are longer than TRAINING_TEXT. Each text is encoded by itself.
+    RunError: the process has failed.
     """
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     command = [sys.executable, "-m", __name__, str(vocab_size), str(folder.resolve())]
@@ -42,8 +45,9 @@ def _encoded(tokenizer: ByteLevelBPETokenizer, texts: Sequence[str]) -> Iterator
 def main() -> None:
     """Does the work, in a process that `build` has started."""
     vocab_size, folder, texts = int(sys.argv[1]), Path(sys.argv[2]), pickle.load(sys.stdin.buffer)
+    every = math.ceil(sum(map(len, texts)) / TRAINING_TEXT)
     tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(texts, vocab_size, min_frequency=0, show_progress=False)
+    tokenizer.train_from_iterator(texts[::every], vocab_size, min_frequency=0, show_progress=False)
     tokenizer.save(str(folder / "tokenizer.json"))
     np.save(folder / "tokens.npy", np.concatenate([*_encoded(tokenizer, texts)]))
 

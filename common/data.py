@@ -14,8 +14,11 @@ is never stale. Several processes may start at once.
 import hashlib
 import os
 import platform
+import re
+import shutil
 import sysconfig
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +36,11 @@ from torch import Tensor
 SYNTHETIC_TOKENS = 1_000_000
 SYNTHETIC_SUCCESSORS = 8
 BYTE_ALPHABET = 256  # a byte-level BPE has at least one token a byte
-PIECE = 2**20  # characters of a long text that are encoded at once; no module of the standard library is as long
+PIECE = 2**18  # characters that are encoded at once, or more up to the next white space
 ALONE = Ranks()
+DAY = 86400  # seconds
+# A byte-level BPE cuts before white space that follows something else (its expression for a word: Radford et al. 2019, GPT-2).
+CUT = re.compile(r"\S(?=[ \t\n\u00a0])")
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,15 @@ def _file(name: str) -> str:
         return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise UsageError(f"--data {name} is not UTF-8 text (byte {error.start}); convert it first") from error
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The text in pieces that have, encoded one by one, the tokens of the whole."""
+    start = 0
+    while cut := CUT.search(text, start + PIECE):
+        yield text[start : cut.end()]
+        start = cut.end()
+    yield text[start:]
 
 
 def markov(vocab_size: int, seed: int) -> Dataset:
@@ -142,17 +157,26 @@ class Batches:
         return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
+def cache_folder() -> Path:
+    """The folder of the caches, made if need be. UsageError: it cannot be written to."""
+    return writable_folder(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiny_llama", "XDG_CACHE_HOME")
+
+
 def _tokenized(name: str, texts: Sequence[str], vocab_size: int) -> Dataset:
-    """The cached tokens of texts, under the sha256 of all. UsageError: the cache cannot be written to."""
+    """The cached tokens of texts, under the sha256 of all."""
     import tokenizers
 
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     key = f"{digest[:16]}-v{vocab_size}-py{platform.python_version()}-tokenizers{tokenizers.__version__}"
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiny_llama"
-    folder = writable_folder(cache, "XDG_CACHE_HOME") / key
+    folder = cache_folder() / key
     if not folder.exists():
-        _build(folder, [text[start : start + PIECE] for text in texts for start in range(0, len(text), PIECE)], vocab_size)
-    tokens = np.load(folder / "tokens.npy", mmap_mode="c")  # copies what is written to: PyTorch takes no read-only array
+        _build(folder, [piece for text in texts for piece in _pieces(text)], vocab_size)
+    try:  # mapped, as copies of what is written to, because PyTorch takes no array that cannot be
+        tokens = np.load(folder / "tokens.npy", mmap_mode="c")
+        if tokens.ndim != 1 or tokens.max() >= vocab_size:
+            raise ValueError("they are of another vocabulary")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the cached tokens in {folder} are damaged: remove that folder") from error
     return Dataset(name, tokens, digest, tokenizer=folder / "tokenizer.json")
 
 
@@ -160,6 +184,9 @@ def _build(folder: Path, texts: Sequence[str], vocab_size: int) -> None:
     """Builds beside `folder` and moves into place; where another process was faster, its result stays."""
     from common import bpe
 
+    for left in folder.parent.glob(".*-v*"):  # by a build that was killed
+        if time.time() - left.stat().st_mtime > DAY:
+            shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-", ignore_cleanup_errors=True) as name:
         bpe.build(texts, vocab_size, Path(name))
         try:

@@ -1,5 +1,6 @@
 """Number formats of a run: fp32, or mixed precision by autocast (with loss scaling where the format needs it)."""
 
+import functools
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -55,4 +56,14 @@ class Precision:
 
 def adds_in_float32(device: torch.device) -> bool:
     """Whether torch.mm and torch.addmm take 16-bit matrices and write float32 there (`out_dtype`)."""
-    return device.type == "cuda"
+    return device.type == "cuda" and (not torch.version.hip or _addmm_writes_float32(device))
+
+
+@functools.cache
+def _addmm_writes_float32(device: torch.device) -> bool:
+    """Asks once, by a sum that a 16-bit number cannot hold: ROCm's PyTorch can since 2.10 (its pull request 162600)."""
+    ones, total = torch.ones(16, 16, dtype=torch.bfloat16, device=device), torch.full((16, 16), 2.0**-12, device=device)
+    try:
+        return bool((torch.addmm(total, ones, ones, out_dtype=torch.float32) == 16 + 2.0**-12).all())
+    except (RuntimeError, TypeError):
+        return False

@@ -4,6 +4,7 @@ Work that takes long says so on a line of stderr after five seconds, and again e
 first does.
 """
 
+import os
 import shutil
 import sys
 import textwrap
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 from common import ranks
 
@@ -28,6 +30,26 @@ def wrapped(line: str, indent: int = 0) -> str:
     return textwrap.fill(line, width(), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
+class Line:
+    """A line of progress. On a terminal each text takes the place of the one before, elsewhere each is a line of its own."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self.stream, self.shown = stream, False
+        self.terminal = bool(stream and stream.isatty()) and os.environ.get("TERM") != "dumb"
+
+    def show(self, text: str) -> None:
+        """The cursor stays at the start of the line, so that other output covers it."""
+        if self.terminal:
+            text, self.shown = f"\x1b[K{text[: shutil.get_terminal_size().columns - 1]}", True
+        print(text, end="\r" if self.terminal else "\n", file=self.stream, flush=True)
+
+    def end(self) -> None:
+        """Keeps the last text."""
+        if self.shown:
+            print(file=self.stream, flush=True)
+        self.shown = False
+
+
 def duration(seconds: float) -> str:
     """ "46 s", "12 min"."""
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
@@ -36,11 +58,11 @@ def duration(seconds: float) -> str:
 @contextmanager
 def progress(what: str) -> Iterator[None]:
     """Says what is done, and for how long, after SECONDS."""
-    done, start = threading.Event(), time.monotonic()
+    done, start, line = threading.Event(), time.monotonic(), Line(sys.stderr)
 
     def speak() -> None:
         while not done.wait(SECONDS) and ranks.here().main_process:
-            print(f"{what}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+            line.show(f"{what}: {time.monotonic() - start:.0f} s")
 
     thread = threading.Thread(target=speak, daemon=True)
     thread.start()
@@ -49,6 +71,7 @@ def progress(what: str) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+        line.end()
 
 
 def format_number(value: object) -> str:

@@ -45,7 +45,9 @@ class Clock:
 
 
 def benchmark(function: Callable[[], object], device: torch.device, warmup: int = 3, iterations: int = 20) -> list[float]:
-    """Milliseconds of each of `iterations` calls after `warmup` others."""
+    """Milliseconds of each of `iterations` calls after `warmup` others. ValueError: none is timed, or warmup is negative."""
+    if iterations < 1 or warmup < 0:
+        raise ValueError(f"iterations must be at least 1 and warmup at least 0, not {iterations} and {warmup}")
     for _ in range(warmup):
         function()
     devices.synchronize(device)

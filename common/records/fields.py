@@ -14,6 +14,10 @@ from typing_extensions import NotRequired, TypedDict
 
 
 def _checked(model: dict[str, Any]) -> dict[str, Any]:
+    """A model of a file names its sizes: the default of today need not be that of the run."""
+    for name, field in ModelConfig.model_fields.items():
+        if model.get(name) is None and field.default is not None and name != "max_sequence_length":
+            raise ValueError(f"{name} is missing")
     ModelConfig(**model)
     return model
 

@@ -3,16 +3,18 @@
 `common.training.record` writes it. What a report says of a run is in `common.analysis.output.run_facts`.
 """
 
+import math
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from common import files
 from common.errors import UsageError
 from common.files import Amount, Number, PositiveAmount
 from common.records.fields import Ceilings, Header, Model, PeakMemory, Precision, Summary
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, NonNegativeInt, PositiveInt
 from typing_extensions import NotRequired, TypedDict, TypeIs
 
 
@@ -23,6 +25,18 @@ class Steps(TypedDict):
 
 class TimedSteps(Steps, Summary):
     """The summary is of the steps without the profiler, or of all if there are no others."""
+
+
+def _agrees(steps: TimedSteps) -> TimedSteps:
+    """A summary that is not that of its own steps makes every comparison wrong."""
+    times = steps["all"][: max(0, len(steps["all"]) - steps["profiled"])] or steps["all"]
+    if steps["count"] != len(times):
+        raise ValueError(f"count is {steps['count']}, but {len(times)} steps count")
+    if not math.isclose(steps["median"], statistics.median(times), rel_tol=1e-6):
+        raise ValueError(f"median is {steps['median']:g}, but that of the steps is {statistics.median(times):g}")
+    if steps["p20"] > steps["p80"]:
+        raise ValueError("p20 is above p80")
+    return steps
 
 
 class Loss(TypedDict):
@@ -74,7 +88,7 @@ class RunRecord(Run):
 class TimedRun(Run):
     """A run that finished at least one step."""
 
-    step_ms: TimedSteps
+    step_ms: Annotated[TimedSteps, AfterValidator(_agrees)]
     tokens_per_second: PositiveAmount
     flops_per_second: PositiveAmount
     mfu: dict[str, Any] | None  # as it was written; older records may hold a share of a measured GEMM

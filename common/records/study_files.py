@@ -4,8 +4,11 @@ benchmark.json, fusion_ablation.json, a benchmark of kernels, flops_profile.json
 Unknown keys are allowed, and kept. Times are in ms.
 """
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
+from common import files
+from common.errors import UsageError
 from common.files import Amount, Number, PositiveAmount
 from common.records.fields import Attempted, Ceilings, Compute, Header, Model, Precision, StudyHeader, Summary, Timed
 from common.records.run_record import TimedRun
@@ -84,6 +87,15 @@ class Ablation(Header):
     counted: Literal["kernels", "operators"]  # by launches_per_step: kernels on a GPU, operators on a CPU
     notes: list[str]  # what to know about that count, and whether the study was stopped early
     combinations: Annotated[list[Combination], Field(min_length=2)]
+
+
+def read_benchmark(path: Path) -> Benchmark:
+    """UsageError: the file is missing, damaged, or a cell that is ok holds no run, or no device is known."""
+    study = files.read(path, Benchmark)
+    for number, cell in enumerate(study["cells"]):
+        if cell["status"] == "ok" and not (cell["runs"] and study["device"] and study["environment"]):
+            raise UsageError(f"{path}: cells.{number}: nothing was measured, but the status is ok")
+    return study
 
 
 class TimedKernel(TypedDict):

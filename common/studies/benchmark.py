@@ -1,6 +1,6 @@
 """Benchmarks models at equal shapes: versions and external baselines, each in a new process, in turn.
 
-A cell is a model at a batch size and a sequence length. Its process builds the model from the seed's weights, checks that every
+A cell is a model at a batch size and a sequence length. Its process builds the model with random weights, checks that every
 parameter gets a gradient, takes a few training steps that do not count (they compile), and then times steps on one batch. The
 repeats of a shape take turns (a, b, a, b), so that a slow spell of the machine affects all models. Peak memory is the maximum
 over the timed steps: of PyTorch's allocator on a GPU, without its reserve and the CUDA context, of the whole process on a CPU.
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from common import device as devices
-from common import files, nvml, signals
+from common import files, nvml, signals, weights
 from common.errors import UsageError
 from common.options import Options
 from common.precision import SHORT, Precision, amp_dtype
@@ -164,8 +164,9 @@ def built(model: Model, options: Options) -> tuple[preparation.Prepared, Precisi
 
 
 def speed(model: Model, options: Options, count: int, energy: bool = False) -> Timed:
-    """Times of `count` steps, peak memory, and joules if asked for."""
-    prepared, precision = built(model, options)
+    """Times of `count` steps, peak memory, and joules if asked for; the weights are random, and not the seed's."""
+    with weights.drawn_on(devices.select(options.device)):
+        prepared, precision = built(model, options)
     batch = version_files.random_batch(options, precision.device)
     for _ in range(WARMUP):
         prepared.step(batch)

@@ -9,11 +9,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import files
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.output.tables import Table
 from common.errors import RunError
+from common.records import study_files
 from common.records.study_files import Benchmark
 from common.studies import known_models
 from common.studies.benchmark import place, reason
@@ -28,7 +28,7 @@ Row = dict[str, Any]  # by the names in COLUMNS and of further columns
 
 def analyze(path: Path) -> Report:
     """The report on a benchmark.json, as .csv, .json and .md. Errors of `read`; RunError: nothing was measured."""
-    measured = files.read(path, Benchmark)
+    measured = study_files.read_benchmark(path)
     against, found = measured["models"][0], results(measured)
     entries: list[Any] = [*measured["cells"], *measured["accuracy"]]
     if all(entry["status"] != "ok" for entry in entries):

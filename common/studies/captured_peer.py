@@ -35,6 +35,9 @@ class Linear(nn.Linear):
 
     working: Tensor | None = None  # a leaf with a gradient of its own; `CompiledAdamW` makes it
 
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
     def read(self) -> Tensor:
         return self.weight if self.working is None else self.working
 
@@ -48,8 +51,8 @@ class Attention(nn.Module):
         self.head_dim = config.head_dim
         kv_size = config.num_key_value_heads * config.head_dim
         self.sizes = (config.hidden_size, kv_size, kv_size)  # of Q, K and V
-        self.qkv_proj = Linear(config.hidden_size, sum(self.sizes), bias=False)
-        self.o_proj = Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.qkv_proj = Linear(config.hidden_size, sum(self.sizes))
+        self.o_proj = Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
         q, k, v = self.qkv_proj(x).split(self.sizes, dim=-1)  # [B, S, D], 2 x [B, S, K Dh]
@@ -62,8 +65,8 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.sizes = (config.intermediate_size, config.intermediate_size)  # of gate and up
-        self.gate_up_proj = Linear(config.hidden_size, sum(self.sizes), bias=False)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_up_proj = Linear(config.hidden_size, sum(self.sizes))
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
         gate, up = self.gate_up_proj(x).split(self.sizes, dim=-1)  # 2 x [B, S, F]
@@ -94,7 +97,7 @@ class TinyLlama(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.lm_head.weight = self.embed_tokens.weight
         cos, sin = rope_tables(config.head_dim, config.max_sequence_length, config.rope_theta)
         self.register_buffer("cos", cos, persistent=False)

@@ -132,11 +132,12 @@ class Peer:
         return step
 
 
-PEERS = {peer.name: peer for peer in (
+EVERY = (
     Peer("hf", TRANSFORMERS),
     Peer("hf-compile", TRANSFORMERS, compiled=True),
     Peer("liger", TRANSFORMERS | LIGER, liger=True),
     Peer("liger-compile", TRANSFORMERS | LIGER, compiled=True, liger=True),
     Peer("captured", compiled=True, CAPTURED=True),
     Peer("captured-bf16", compiled=True, CAPTURED=True, working=torch.bfloat16),
-)}  # fmt: skip
+)
+PEERS = {peer.name: peer for peer in EVERY}

@@ -32,8 +32,8 @@ def profile(version: ModuleType, description: str | None) -> int:
         run = version.train(replace(options, profile_operators=True))
         paths, code = run.profiles[:1], run.exit_code  # a run that was stopped may not have reached the steps that are profiled
     if arguments.generate_report and paths:
-        report = profile_summary.report(paths, sort_by)
-        print("  report      ", *report.write(paths[0].parent, "report", ("md",), "--generate-report"))
+        for path in profile_summary.write(paths, sort_by):
+            print(f"  report       {path}")
     return code
 
 

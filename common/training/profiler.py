@@ -9,6 +9,8 @@ their spans and operators.
 """
 
 import os
+import shutil
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,11 +27,18 @@ import torch
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch 2.12 and later print two lines of noise per profile
 
 
+def exported(profile: torch.profiler.profile, path: Path) -> None:
+    """Writes the Chrome trace, first under a plain name: the profiler puts its name into the JSON as it is, with quotes."""
+    with tempfile.TemporaryDirectory() as folder:
+        profile.export_chrome_trace(f"{folder}/trace.json")
+        shutil.move(f"{folder}/trace.json", path)
+
+
 def trace(step: Callable[[], object], path: Path, active: int = 1) -> None:
     """Writes the Chrome trace of `active` calls of a step, after one in which the profiler warms up."""
     with torch.profiler.profile(
         record_shapes=True, acc_events=True, schedule=torch.profiler.schedule(wait=0, warmup=1, active=active, repeat=1),
-        on_trace_ready=lambda profile: profile.export_chrome_trace(str(path)),
+        on_trace_ready=lambda profile: exported(profile, path),
     ) as profile:  # fmt: skip
         for _ in range(1 + active):
             step()
@@ -98,7 +107,7 @@ class Profiler:
 
     def export(self) -> None:
         """Writes the Chrome trace, after `stop`; of several processes, returns when each has written its own."""
-        self.profile.export_chrome_trace(str(self.trace_path))
+        exported(self.profile, self.trace_path)
         agreement.wait_for_all()
 
     def operator_flops(self) -> dict[str, float]:

@@ -6,6 +6,7 @@ asks for is imported where it is used.
 """
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from common.errors import RunError, UsageError, first_line
 from common.files import writable_file, writable_folder, write_measurement
 from common.options import Options, RunOptions
 from common.precision import Precision, amp_dtype
-from common.terminal import duration, format_time, progress
+from common.terminal import Line, duration, format_time, progress
 from common.timing import Clock, summarize
 from common.training import agreement, capture, preparation
 from common.training.capture import Batch, CapturedStep, Model, Optimizer, Step
@@ -229,13 +230,14 @@ class Run:
 
     def _begin(self) -> None:
         self.clock, self.losses = Clock(self.device), torch.empty(self.steps_planned, device=self.device)
-        self.signal = 0
+        self.signal, self.line = 0, Line(sys.stdout)
         devices.reset_peak_memory(self.device)
         self._signals.enter_context(signals.postponed())
         if self.profiler:
             self.profiler.start()
         self.loop_begun = True
         self.signals_received = self._loop.enter_context(signals.deferred())
+        self._loop.callback(self.line.end)
         if self.meetings:
             timeout, captured = self.options.distributed_timeout, bool(self.options.capture_step)
             self._loop.enter_context(self.meetings.watched(self._keep, timeout, captured))
@@ -290,11 +292,10 @@ class Run:
         median, options = summarize(self.outcome.step_ms[since:])["median"], self.options
         tokens = ranks.here().world_size * options.batch_size * options.seq_len
         left = math.ceil(median / 1e3 * (self.steps_planned - self.steps_done))
-        print(
+        self.line.show(
             f"step {self.steps_before + self.steps_done:5d}/{options.num_steps}  loss {self.outcome.losses[-1]:7.4f}  "
             f"{format_time(median):>9} a step  {tokens / median * 1e3:11,.0f} tokens/s"
-            f"{f'  {duration(left):>6} left' if left else ''}",
-            flush=True,
+            f"{f'  {duration(left):>6} left' if left else ''}"
         )
 
     # --------------------------------------------------------------------------------------------------------- its end

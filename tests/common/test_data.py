@@ -140,21 +140,49 @@ def test_a_text_and_vocabulary_go_through_a_tokenizer_once(cache: Path, text_fil
     assert len(third.tokens) > len(first.tokens)  # not the first entry, although the file's name is the same
 
 
+def test_what_a_killed_build_left_is_removed_a_day_later(cache: Path, text_file: Path) -> None:
+    data.load(str(text_file), 300, seed=0)
+    (entry,) = entries(cache)
+    old, new = entry.with_name(f".{entry.name}-old"), entry.with_name(f".{entry.name}-new")
+    for left in (old, new):
+        left.mkdir()
+    os.utime(old, (0, 0))
+    data.load(str(text_file), 301, seed=0)
+    assert not old.exists() and new.exists()
+
+
+def test_damaged_tokens_are_refused(cache: Path, text_file: Path) -> None:
+    data.load(str(text_file), 300, seed=0)
+    (entry,) = entries(cache)
+    whole = np.load(entry / "tokens.npy")
+    for damaged in (whole + 300, whole[None]):  # of a larger vocabulary, of another shape
+        np.save(entry / "tokens.npy", damaged)
+        with pytest.raises(UsageError, match="are damaged"):
+            data.load(str(text_file), 300, seed=0)
+    np.save(entry / "tokens.npy", whole)
+    (entry / "tokens.npy").write_bytes((entry / "tokens.npy").read_bytes()[:-100])
+    with pytest.raises(UsageError, match=f"the cached tokens in {entry} are damaged: remove that folder"):
+        data.load(str(text_file), 300, seed=0)
+
+
+# ------------------------------------------------------------------------------------------------------------ pieces
+
 MIXED = (
     "\ufeffIt's  42\u00a0m\u00b2.\r\n\r\n\t\u4e2d\u6587 \u3000\u4f60\u597d\uff01"
     " \n x\x1c y\n\n\n  we'll   go \U0001f600\U0001f600 ...!?\u00a0\t  \n"
 )
 
 
-@pytest.mark.parametrize("piece", [7, data.PIECE])
-def test_a_long_text_is_encoded_in_pieces(cache, tmp_path, monkeypatch, piece: int) -> None:
+@pytest.mark.parametrize("piece", [1, 7, 64])
+def test_pieces_give_the_tokens_of_the_whole(cache, tmp_path, monkeypatch, piece: int) -> None:
     """Words, numbers, signs, several kinds of white space in a row, and characters of several bytes, cut wherever it may be."""
     (tmp_path / "mixed.txt").write_bytes((MIXED * 40 + "end").encode())
     monkeypatch.setattr(data, "PIECE", piece)
     dataset = data.load(str(tmp_path / "mixed.txt"), 400, seed=0)
-    text, tokenizer = (MIXED * 40 + "end").replace("\r\n", "\n"), Tokenizer.from_file(str(dataset.tokenizer))
-    assert tokenizer.decode(dataset.tokens.tolist()) == text and dataset.sha256 == hashlib.sha256(text.encode()).hexdigest()
-    assert (dataset.tokens.tolist() == tokenizer.encode(text).ids) == (piece > len(text))
+    text = (MIXED * 40 + "end").replace("\r\n", "\n")
+    assert len([*data._pieces(text)]) > 30 and "".join(data._pieces(text)) == text
+    assert dataset.tokens.tolist() == Tokenizer.from_file(str(dataset.tokenizer)).encode(text).ids
+    assert dataset.sha256 == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_processes_that_start_at_once_on_an_empty_cache(cache, text_file) -> None:

@@ -16,6 +16,7 @@ from common import files
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.output.tables import Table
+from common.errors import UsageError
 from common.records.study_files import Ablation, Combination
 
 FUSIONS = {"qkv_fusion": "QKV", "flash_attention": "flash", "swiglu_fusion": "SwiGLU", "torch_compile": "compile"}  # labels
@@ -54,9 +55,19 @@ def _mean(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
     return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
 
 
+def read(path: Path) -> Ablation:
+    """A fusion_ablation.json in which every combination has the same rounds, and some two differ in one fusion."""
+    measured = files.read(path, Ablation)
+    if len({len(each["round_ms"]) for each in measured["combinations"]}) != 1:
+        raise UsageError(f"{path}: combinations: round_ms: not all of them have as many rounds")
+    if not effects(measured["combinations"]):
+        raise UsageError(f"{path}: combinations: no two differ in one fusion")
+    return measured
+
+
 def analyze(path: Path) -> Report:
     """The tables of a fusion_ablation.json, with a CSV file of its combinations."""
-    measured = files.read(path, Ablation)
+    measured = read(path)
     found, combinations = effects(measured["combinations"]), measured["combinations"]
     report = Report("Fusion ablation")
     report.text(f"Made by {run_facts.origin(measured)}.")

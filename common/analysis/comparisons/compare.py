@@ -43,6 +43,10 @@ def regression(baseline: Path, current: Path, min_speedup: float, loss_tolerance
     before, after = run_record.read(baseline), run_record.read(current)
     reasons = [reason for path, run in ((baseline, before), (current, after)) for reason in run_record.unusable(path, run)]
     reasons += run_record.differences(run_record.conditions(before), run_record.conditions(after))
+    for path, run in ((baseline, before), (current, after)):
+        losses, steps = len(run["loss"]["all"]), len(run["step_ms"]["all"])
+        if losses != steps:
+            reasons.append(f"{path.name} has losses of {losses} steps, and {steps} were timed")
     if reasons or not (run_record.finished(before) and run_record.finished(after)):
         raise UsageError(f"{baseline} and {current} cannot be compared: {'; '.join(reasons)}; measure both again, alike")
     speedup = before["step_ms"]["median"] / after["step_ms"]["median"]

@@ -157,6 +157,8 @@ def _run(path: Path, profile: step_profile.Profile) -> Run:
         raise UsageError(f"{path} has the first step, which allocates the moments: take --num-steps 3 or more")
     states = footprint.states(ModelConfig(**record["model"]))
     lasting = states["weights"] + states["adamw"] if profile["kernels"] else 0
+    if peak <= lasting:
+        raise UsageError(f"{path}: memory_peak_bytes: {peak} bytes are no more than weights and moments take ({lasting})")
     flash = record["settings"].get("flash_attention")
     attention = "" if flash is None else ", flash attention" if flash else ", plain attention"
     return Run(f"{record['version']}{attention}", record["training"]["sequence_length"], peak, peak - lasting, path, record)

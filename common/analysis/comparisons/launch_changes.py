@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.analysis.formulas import operators
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.profiles import kernel_names, load_kernels
@@ -26,6 +27,7 @@ NUMBERS = ["calls_before", "calls_after", "us_before", "us_after"]
 SAME_WORK = (
     "A library picks another kernel for another shape, so names that are gone and new can do the same work: see the kinds."
 )
+NO_SPANS = "torch.compile leaves no spans in what it compiles: that work is under `other`."
 UNKNOWN = "One of the files does not say what it ran on, so device, shapes and precision were not compared."
 TOTALS = "These sources do not know training steps: counts are of whole files and compare only if both runs had as many steps."
 
@@ -63,6 +65,8 @@ def compare(before: Path, after: Path, may_differ: bool = False) -> Reduction:
     """Compares two files, or the newest in two folders. Profiles of other conditions are refused, or noted if they may differ."""
     found = [load_kernels.load(path) for path in (before, after)]
     paths = [each.path for each in found]
+    if paths[0].samefile(paths[1]):
+        raise UsageError(f"{paths[0]} was given twice: give the profiles of two runs")
     counted, other = ("operator calls" if each.are_operators else "kernels" for each in found)
     if counted != other:
         raise UsageError(f"{paths[0]} counts {counted} and {paths[1]} {other}: profile both on the same device")
@@ -77,6 +81,8 @@ def compare(before: Path, after: Path, may_differ: bool = False) -> Reduction:
     else:
         notes += [UNKNOWN] if found[0].steps else [UNKNOWN, TOTALS]
     notes += [SAME_WORK] if counted == "kernels" else []
+    names = [operator["name"] for profile in profiles if profile for operator in profile["operators"]]
+    notes += [NO_SPANS] if any(name.startswith(operators.COMPILER_FRAMES) for name in names) else []
     sides = [_launches(*side) for side in zip(("before", "after"), found, strict=True)]
     if not all(side.span.isin(FORWARD_SPANS).any() for side in sides):
         sides = [side.assign(span="") for side in sides]

@@ -46,7 +46,7 @@ ELEMENTWISE = dict.fromkeys(
 }  # fmt: skip
 WRAPS_NUMBERS = ("add", "sub", "mul", "div")  # `x * 2` makes a tensor of the 2 and calls `mul` again, which does the work
 REDUCTIONS = ("sum", "mean", "amax", "amin", "linalg_vector_norm")
-MATRIX_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+MATRIX_PRODUCTS = {"mm": 2, "addmm": 2, "bmm": 3, "baddbmm": 3}  # dimensions of the factors
 ADDS = ("addmm", "baddbmm")  # a matrix product is added to their first argument
 TENSOR_LIST = "TensorList"
 COMMUNICATION = re.compile(r"nccl|rccl|^(?:gloo:|c10d::|record_param_comms)", re.IGNORECASE)  # operators, and their kernels
@@ -95,21 +95,20 @@ def cost(name: str, shapes: Sequence, types: Sequence[str], element: int = 4) ->
     operator = name.removeprefix("aten::")
     if _OVERHEAD.fullmatch(name) or name.startswith(COMPILER_FRAMES) or (operator in WORK_IN_OTHERS and operator != name):
         return 0, 0
-    if operator == name:
+    if operator == name or not shapes or not _consistent(shapes, types):
         return None
-    try:
-        return _work(operator, shapes, types, element)
-    except (IndexError, KeyError, TypeError, ValueError):  # shapes that it cannot have, or a type that is not known
-        return None
-
-
-def _work(operator: str, shapes: Sequence, types: Sequence[str], element: int) -> tuple[int, int] | None:
     if operator in MATRIX_PRODUCTS:
+        first = int(operator in ADDS)
+        if types[0] not in ELEMENT_BYTES or not _are_tensors(shapes[first : first + 2], types[first:], MATRIX_PRODUCTS[operator]):
+            return None
         flops, read, written = matrix_product(operator, shapes)
         return flops, (read + written) * ELEMENT_BYTES[types[0]]
     kernel, backward = operator.removesuffix("_forward").removesuffix("_backward"), operator.endswith("_backward")
     if kernel in ATTENTION:
-        return _attention(shapes[1:3] if backward else shapes[:2], types[0], ATTENTION[kernel], backward)
+        queries_and_keys = shapes[1:3] if backward else shapes[:2]
+        if types[0] not in ELEMENT_BYTES or not _are_tensors(queries_and_keys, types[int(backward) :], 4):
+            return None
+        return _attention(queries_and_keys, types[0], ATTENTION[kernel], backward)
     if operator == "_fused_adamw_":
         return _adamw(shapes[0]) if types[0] == TENSOR_LIST else None
     if operator.startswith("_foreach_"):
@@ -122,13 +121,26 @@ def _work(operator: str, shapes: Sequence, types: Sequence[str], element: int) -
     return _one_output(operator, tensors) if tensors else None
 
 
+def _consistent(shapes: Sequence, types: Sequence[str]) -> bool:
+    """Whether each argument has a type, each tensor one shape, and each list of tensors a list of shapes."""
+
+    def fits(shape: Sequence, kind: str) -> bool:
+        element = int if kind in ELEMENT_BYTES else list if kind == TENSOR_LIST else object
+        return all(isinstance(each, element) for each in shape)
+
+    return len(shapes) == len(types) and all(map(fits, shapes, types))
+
+
+def _are_tensors(shapes: Sequence[Shape], types: Sequence[str], rank: int) -> bool:
+    """Whether these are two tensors of so many dimensions; `types` may have more elements."""
+    return len(shapes) == 2 and all(map(ELEMENT_BYTES.__contains__, types[:2])) and all(len(shape) == rank for shape in shapes)
+
+
 def matrix_product(operator: str, shapes: Sequence[Shape]) -> tuple[int, int, int]:
     """FLOPs, elements read and elements written of [m, k] x [k, n] or [b, m, k] x [b, k, n]; addmm and baddbmm add to it."""
     *addend, left, right = shapes[:3] if operator in ADDS else shapes[:2]
-    *batch, m, k = left
-    *_, _, n = right
-    output = math.prod(batch) * m * n
-    return 2 * output * k, sum(map(math.prod, (*addend, left, right))), output
+    output = math.prod(left[:-1]) * right[-1]
+    return 2 * output * left[-1], sum(map(math.prod, (*addend, left, right))), output
 
 
 def _attention(shapes: Sequence[Shape], kind: str, heads_first: bool, backward: bool) -> tuple[int, int]:

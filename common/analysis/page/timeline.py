@@ -9,7 +9,7 @@ A timeline is plain JSON, times in ns since its first event:
     left_out   how many events there were beyond EVENTS: the shortest of the host
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -120,7 +120,9 @@ def of_events(path: Path) -> tuple[dict[str, Any], dict[str, tuple[int, float]],
             damaged += 1
     if not found:
         raise UsageError(f"{path} holds no timed event")
-    made = [event._replace(track=f"{labels.get(track[0], track[0])}, {labels.get(track, track[1])}") for track, event in found]
+    names = {track: f"{labels.get(track[0], track[0])}, {labels.get(track, track[1])}" for track, _ in found}
+    shared = Counter(names.values())
+    made = [event._replace(track=names[track] + f" ({', '.join(track)})" * (shared[names[track]] > 1)) for track, event in found]
     sums: dict[str, tuple[int, float]] = {}
     for event in made:
         calls, us = sums.get(event.name, (0, 0.0))

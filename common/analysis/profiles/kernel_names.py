@@ -2,6 +2,7 @@
 
 import functools
 import re
+from collections.abc import Mapping
 
 from common.analysis.formulas import operators
 
@@ -31,6 +32,7 @@ PATTERNS = (
 )
 # Functions that run another one, which their template arguments name.
 GENERIC = re.compile(r"elementwise_kernel|multi_tensor_apply|^[Kk]ernel\d?$|^device_kernel$|^kentry$|^trampoline_kernel$")
+OTHERS, LISTED = 0.2, 5  # a share of the time, and a number of kernels
 ATEN = {
     **dict.fromkeys(("copy", "cat", "fill", "zero", "index", "index_select", "gather", "index_put", "_index_put_impl"), "copies"),
     **dict.fromkeys(operators.ELEMENTWISE, "elementwise"),
@@ -65,6 +67,14 @@ def communication_or(name: str, other: str) -> str:
     return "communication" if kind(name) == "communication" else other
 
 
+def unknown(times: Mapping[str, float]) -> str:
+    """Where kernels of the kind `other` take more than OTHERS of the time: their share, and the names of the longest."""
+    others = {name: time for name, time in times.items() if kind(name) == "other"}
+    share, longest = sum(others.values()) / (sum(times.values()) or 1.0), sorted(others, key=lambda name: -others[name])
+    named = ", ".join(short_name(name, 40) for name in longest[:LISTED])
+    return f"{100 * share:.0f} % of the time, most of it in {named}" if share > OTHERS else ""
+
+
 def own_name(name: str) -> str:
     """A kernel's name without return type, namespaces, template arguments and parameters; an operator's as it is."""
     whole = _without_parameters(name)
@@ -94,13 +104,13 @@ NAMESPACE = re.compile(r"\b[A-Za-z_]\w*::")
 PLAIN_ARGUMENTS = re.compile(r"(?<=<)((\d+u?l?|true|false|bool|char|int|long|float|double|Half|BFloat16|unsigned \w+), )+")
 
 
-def short_name(name: str) -> str:
+def short_name(name: str, width: int = NAME_WIDTH) -> str:
     """A kernel's name for a table; CSV and JSON files keep the full name.
 
-    The part that tells PyTorch's kernels apart must fit into NAME_WIDTH: `elementwise_kernel<BinaryFunctor<MulFunctor<float>>>`.
+    The part that tells PyTorch's kernels apart must fit into `width`: `elementwise_kernel<BinaryFunctor<MulFunctor<float>>>`.
     Therefore return type, namespaces, parameters, and leading template arguments that are numbers or plain types are left out.
     """
     short = _without_parameters(name)
     if short != name and "(" in name:
         short = PLAIN_ARGUMENTS.sub("", NAMESPACE.sub("", short)).replace(" >", ">")
-    return short if len(short) <= NAME_WIDTH else short[: NAME_WIDTH - 3] + "..."
+    return short if len(short) <= width else short[: width - 3] + "..."

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import files
+from common.analysis.output.tables import counted, shortened
 from common.errors import UsageError
 
+import numpy
 import pandas
 
 COLUMNS = ("name", "category", "start_ns", "duration_ns", "calls", "span", "phase")
@@ -40,11 +42,13 @@ class Kernels:
 
 def build(source: str, path: Path, columns: Mapping[str, Iterable], counters: pandas.DataFrame | None = None, **rest) -> Kernels:
     """Fills in the columns of COLUMNS that a source leaves out; name and duration_ns are needed, and start_ns counts from any
-    origin. A row is one call by default.
+    origin. A row is one call by default. UsageError: nothing takes any time.
     """
     table = pandas.DataFrame(
         {"calls": 1, "start_ns": float("nan"), "span": "", "phase": ""} | {name: list(values) for name, values in columns.items()}
     )
+    if len(table) and not table.duration_ns.any():
+        raise UsageError(f"{path} holds no durations: all of its {counted(len(table), 'row')} take no time")
     table["start_ns"] -= table.start_ns.min()  # before it becomes float: nanoseconds of a clock can exceed a double
     if "category" not in table:
         table["category"] = [category(name) for name in table.name]
@@ -82,12 +86,17 @@ def read_frame(path: Path) -> pandas.DataFrame:
     return pandas.DataFrame(body, columns=header)
 
 
-def numbers(path: Path, frame: pandas.DataFrame, column: str) -> pandas.Series:
-    """A column of `read_frame(path)` as numbers: times, counts and rates, none of which is negative."""
+def numbers(path: Path, frame: pandas.DataFrame, column: str, gaps: bool = False) -> pandas.Series:
+    """A column of `read_frame(path)` as numbers: times, counts and rates, none of which is negative; with `gaps` a cell may be
+    empty or no number, and becomes NaN.
+    """
     if column not in frame:
         raise UsageError(f"{path} is damaged: it has no column {column}")
     found = pandas.to_numeric(frame[column], errors="coerce")
-    fits = (found >= 0) & (found < float("inf"))
+    values = found.to_numpy()  # a file of rocprof-compute has 2,000 columns: pandas would take seconds for the comparisons
+    fits = ((values >= 0) & (values < float("inf"))) | (gaps & numpy.isnan(values))
     if not fits.all():
-        raise UsageError(f"{path} is damaged: {column} in row {int(fits.argmin()) + 2} is not a number from 0 on")
+        row = int(fits.argmin())
+        problem, cell = "is negative" if found.iloc[row] < 0 else "is not a number", shortened(str(frame[column].iloc[row]), 60)
+        raise UsageError(f"{path} is damaged: {column} in row {row + 2} {problem}: {cell!r}")
     return found

@@ -48,6 +48,8 @@ def read(path: Path) -> Kernels:
     durations = counters.filter(regex=r"^Duration \(ns\)$|^gpu__time_duration\.")
     if launches and (not len(durations.columns) or durations.iloc[:, 0].isna().any()):
         raise UsageError(f"{path} has launches without a duration: add gpu__time_duration.sum to ncu --metrics")
+    if launches and (durations.iloc[:, 0] < 0).any():
+        raise UsageError(f"{path} is damaged: it has a negative {durations.columns[0]}")
     columns = {"name": [name for *_, name in launches], "duration_ns": durations.iloc[:, 0] if launches else []}
     return build("ncu", path, columns, counters, notes=(SERIALIZED_NOTE, CLOCK_NOTE))
 

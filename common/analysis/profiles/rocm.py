@@ -1,5 +1,6 @@
 """Reads kernels and ceilings from files of AMD's profilers: CSV and rocpd databases of rocprofv3 and rocprof-compute."""
 
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -9,13 +10,16 @@ from common.analysis.profiles.kernel_table import SERIALIZED_NOTE, Kernels, buil
 from common.errors import UsageError
 
 import pandas
+from typing_extensions import TypedDict
 
 SQLITE = b"SQLite format 3\0"  # a database begins with it
 JOINED = ("pmc_perf.csv", "pmc_perf.csv.gz")  # tables of rocprof-compute with the counters of all passes of a workload
-COUNTER = r"^(SQC?|TC[ACP]|T[AD]|GRBM|CP[CF]|SPI)_"  # a counter's name begins with the block of the GPU that counts
+STATS_COLUMNS = {"calls": "Calls", "duration_ns": "TotalDurationNs"}
+COUNTER = re.compile(r"(SQC?|TC[ACP]|T[AD]|GRBM|CP[CF]|SPI)_.*")  # by the block of the GPU that counts
 # Columns that tell launches apart where each counter has a row of its own: those by which rocprof-compute joins, and the GPU.
 DISPATCH_COLUMNS = ("GPU_ID", "Dispatch_ID", "Kernel_Name", "Grid_Size", "Workgroup_Size", "LDS_Per_Workgroup")
 GPU_COLUMNS = ("Agent_Id", "Guid")  # of a kernel trace: the number among all GPUs, and the process
+CEILING_COLUMN = re.compile(r"(?P<unit>MFMA|WMMA)?(?P<kind>BF|MXF|FP|F|I)(?P<bits>\d+(F\d+)?)(Flops|Ops)|(?P<level>[A-Z]+\d?)Bw")
 
 
 def read_kernel_trace(path: Path) -> Kernels:
@@ -25,8 +29,10 @@ def read_kernel_trace(path: Path) -> Kernels:
 
 def read_kernel_stats(path: Path) -> Kernels:
     frame = read_frame(path)
-    calls, ns = numbers(path, frame, "Calls"), numbers(path, frame, "TotalDurationNs")
-    return build("rocprofv3-kernel-stats", path, {"name": frame.Name, "calls": calls, "duration_ns": ns})
+    columns = {ours: numbers(path, frame, column) for ours, column in STATS_COLUMNS.items() if column in frame}
+    if (columns["calls"] < 1).any():
+        raise UsageError(f"{path} is damaged: row {int((columns['calls'] < 1).argmax()) + 2} has no calls")
+    return build("rocprofv3-kernel-stats", path, {"name": frame.Name, **columns})
 
 
 def read_pmc_perf(path: Path) -> Kernels:
@@ -34,14 +40,15 @@ def read_pmc_perf(path: Path) -> Kernels:
     frame = read_frame(path)
     launches = _launches(path, frame)
     if "Counter_Name" in frame:
-        frame["Counter_Value"] = pandas.to_numeric(frame.Counter_Value, errors="coerce")
+        frame["Counter_Value"] = numbers(path, frame, "Counter_Value", gaps=True)
         keys = [column for column in DISPATCH_COLUMNS if column in frame]
         first = ~frame.duplicated(keys)
         by_launch = frame.groupby([*keys, "Counter_Name"]).Counter_Value.last().unstack()
         counters = by_launch.reindex(pandas.MultiIndex.from_frame(frame.loc[first, keys])).reset_index(drop=True)
         launches = {name: column[first] for name, column in launches.items()}
     else:
-        counters = frame.filter(regex=COUNTER).apply(pandas.to_numeric, errors="coerce")
+        columns = [column for column in frame.columns if COUNTER.fullmatch(column)]
+        counters = pandas.DataFrame({column: numbers(path, frame, column, gaps=True) for column in columns}, index=frame.index)
     counters = counters.dropna(axis="columns", how="all")
     return build("rocprof-compute", path, launches, counters, notes=(SERIALIZED_NOTE,))
 
@@ -54,12 +61,12 @@ def _launches(path: Path, frame: pandas.DataFrame) -> dict[str, pandas.Series]:
 
 
 def source_of_database(path: Path) -> str:
-    """ "rocpd" if a SQLite database holds kernels, else "other", as for a pass of rocprof-compute, which has counters of them."""
+    """ "rocpd" if a SQLite database holds kernels and no counters of them, else a key of REFUSALS."""
     views = {name for (name,) in _query(path, "SELECT name FROM sqlite_master WHERE type = 'view'")}
     counted = "SELECT 1 FROM rocpd_pmc_event P JOIN rocpd_kernel_dispatch K ON K.event_id = P.event_id LIMIT 1"
-    if "kernels" not in views or ("counters_collection" in views and _query(path, counted)):
-        return "other"
-    return "rocpd" if _query(path, "SELECT 1 FROM kernels LIMIT 1") else "other"
+    if "counters_collection" in views and _query(path, counted):
+        return "counters of a pass"
+    return "rocpd" if "kernels" in views and _query(path, "SELECT 1 FROM kernels LIMIT 1") else "other"
 
 
 def read_rocpd(path: Path) -> Kernels:
@@ -85,10 +92,34 @@ def _query(path: Path, sql: str) -> list[tuple]:
         raise UsageError(f"{path} is not a database of rocpd, or is damaged: {error}") from error
 
 
-def read_ceilings(path: Path) -> dict[str, float]:
-    """What rocprof-compute measured on the first device, in a roofline.csv: bytes/s (`HBMBw`) and FLOP/s (`FP32Flops`, ...)."""
+class MeasuredCeilings(TypedDict):
+    """The ceilings of a device (its number), by unit and number format, and by level of the memory.
+
+    The formats are `fp32`, `fp64`, ... of the vector units and `mfma_bf16`, `mfma_fp16`, ... (or `wmma_`) of the matrix units,
+    with operations per second for integer types such as `int8`. The levels are `hbm`, `l2`, `l1`, `lds` and `mall`.
+    """
+
+    device: int
+    flops_per_second: dict[str, float]
+    bytes_per_second: dict[str, float]
+
+
+def read_rocprof_ceilings(path: Path) -> MeasuredCeilings:
+    """The ceilings that rocprof-compute measured on the first device in a roofline.csv (GB/s and GFLOP/s in the file)."""
+    if "HBMBw" not in files.read_text(path).partition("\n")[0]:
+        raise UsageError(f"{path} is not a roofline.csv of rocprof-compute (it has no column HBMBw): profile with --roof-only")
     frame = read_frame(path)
-    if "HBMBw" not in frame or not len(frame):
-        raise UsageError(f"{path} is no roofline.csv of rocprof-compute (column HBMBw, a row a device): profile with --roof-only")
-    columns = [column for column in frame.columns if column.endswith(("Bw", "Flops"))]
-    return {column: float(numbers(path, frame, column)[0]) * 1e9 for column in columns}
+    if not len(frame):
+        raise UsageError(f"{path} has a header and no device: profile with --roof-only again")
+    result = MeasuredCeilings(device=int(numbers(path, frame, frame.columns[0])[0]), flops_per_second={}, bytes_per_second={})
+    for column in frame.columns:
+        match = CEILING_COLUMN.fullmatch(column)
+        value = float(numbers(path, frame, column)[0]) * 1e9 if match else 0.0
+        if not match or not value:
+            continue
+        if match["level"]:
+            result["bytes_per_second"][match["level"].lower()] = value
+        else:
+            kind = {"BF": "bf", "I": "int", "MXF": "mxfp"}.get(match["kind"], "fp") + match["bits"].lower()
+            result["flops_per_second"]["_".join(filter(None, ((match["unit"] or "").lower(), kind)))] = value
+    return result

@@ -16,6 +16,8 @@ from common.analysis.output.tables import counted, shortened
 from common.errors import UsageError
 
 import ijson
+import numpy
+import pandas
 
 KINDS = {  # of events, by their category in lower case; PyTorch's first profilers wrote Operator, Runtime, Kernel and Memcpy
     "operator": re.compile(r"cpu_op|operator"),
@@ -26,6 +28,9 @@ KINDS = {  # of events, by their category in lower case; PyTorch's first profile
     "memset": re.compile(r"(gpu_)?memset"),
 }
 DEVICE = ("kernel", "memcpy", "memset")
+FAR, FEW = 1000, 0.01  # see `_far`; FEW is a share of all events
+LONGEST = 1e15  # us, 30 years
+ENCLOSED = 2  # no kernel ends after that many later ones of its stream; one that was launched early overlaps the one before it
 MEMORY = ("Bytes", "Addr", "Total Allocated", "Device Type")
 
 
@@ -108,11 +113,19 @@ def read(path: Path) -> tuple[list[Event], list[Event], tuple[str, ...]]:
     if len({event.thread[0] for event in device}) > 1:  # each numbers its streams by itself
         for event in device:
             event.stream = f"{event.stream} of GPU {event.thread[0]}"
-    notes: tuple[str, ...] = ()
-    if damaged:
-        events_ = counted(len(damaged), "event")
-        notes = (f"left out: {events_} without a name or a possible time, such as {shortened(damaged[0], 60)}",)
-    return [event for event in found if event.kind not in DEVICE], device, notes
+    far, long = _far(found), _longer_than_the_next(device)
+    left_out = {
+        "without a name, a time or a possible duration": damaged,
+        "far outside the time of the others": [event.name for event in far],
+        f"that would run longer than the next {ENCLOSED} of their stream": [event.name for event in long - far],
+    }
+    notes = [
+        f"left out: {counted(len(names), 'event')} {why}, such as {shortened(names[0], 60)}"
+        for why, names in left_out.items()
+        if names
+    ]
+    kept = [event for event in found if event not in far | long] if far | long else found
+    return [event for event in kept if event.kind not in DEVICE], [event for event in kept if event.kind in DEVICE], tuple(notes)
 
 
 def _event(event: Any, shared: dict[Any, Any]) -> Event | None:
@@ -126,8 +139,7 @@ def _event(event: Any, shared: dict[Any, Any]) -> Event | None:
     name, thread = (shared.setdefault(each, each) for each in (str(event["name"]), (event["pid"], event["tid"])))
     result = Event(found, name, thread, float(event["ts"]), 0.0 if is_memory else float(event["dur"]))
     arguments = event.get("args") or {}
-    never = found in DEVICE and not (result.start or result.duration)  # as some profilers write work that they did not see end
-    if never or not 0 <= result.duration < float("inf"):
+    if not 0 <= result.duration < LONGEST:
         raise ValueError
     if is_memory:
         size, address, total, device = (arguments[key] for key in MEMORY)
@@ -141,3 +153,21 @@ def _event(event: Any, shared: dict[Any, Any]) -> Event | None:
         result.correlation, result.stream = arguments.get("correlation"), arguments.get("stream")
     hash((result.correlation, result.stream, result.number))  # TypeError: these are lists or objects
     return result
+
+
+def _far(found: list[Event]) -> set[Event]:
+    """The events that are FAR times as far from the others as the middle half of these lasts, if they are FEW."""
+    if not found:
+        return set()
+    starts = numpy.array([event.start for event in found])
+    first, last = numpy.percentile(starts, 25, method="higher"), numpy.percentile(starts, 75, method="lower")
+    distance = abs(starts - numpy.median(starts)) / max(last - first, 1000.0)
+    far = {event for event, times in zip(found, distance, strict=True) if times > FAR}
+    return far if len(far) <= max(1, FEW * len(found)) else set()
+
+
+def _longer_than_the_next(device: list[Event]) -> set[Event]:
+    """Events that end after the next ENCLOSED of their own stream."""
+    frame = pandas.DataFrame([(event.stream, event.end) for event in device], columns=["stream", "end"])
+    long = frame.end > frame.groupby("stream").end.shift(-ENCLOSED)
+    return {device[row] for row in frame.index[long]}

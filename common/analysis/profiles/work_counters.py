@@ -36,11 +36,12 @@ COUNTERS: dict[str, dict[str, dict[str, int]]] = {
         "gfx950": {f"TCC_EA0_{name}": size for name, size in GFX950.items()},
     },
 }
-FORMATS = {  # the same for FLOPs, by the column of roofline.csv with their ceiling
-    f"FP{bits}Flops": {f"SQ_INSTS_VALU_{name}_F{bits}": 128 if name == "FMA" else 64 for name in ("ADD", "MUL", "FMA", "TRANS")}
+FORMATS = {  # the same for FLOPs by number format, named as in roofline.csv
+    f"fp{bits}": {f"SQ_INSTS_VALU_{name}_F{bits}": 128 if name == "FMA" else 64 for name in ("ADD", "MUL", "FMA", "TRANS")}
     for bits in (16, 32, 64)
-} | {f"MFMA{kind}Flops": {f"SQ_INSTS_VALU_MFMA_MOPS_{kind}": 512} for kind in ("F16", "BF16", "F32", "F64")}
-NEWER_FORMATS = {"MFMAF8Flops": {"SQ_INSTS_VALU_MFMA_MOPS_F8": 512}}  # gfx942 and later
+} | {f"mfma_{kind.lower().replace('f', 'fp')}": {f"SQ_INSTS_VALU_MFMA_MOPS_{kind}": 512} for kind in ("F16", "F32", "F64")}
+FORMATS["mfma_bf16"] = {"SQ_INSTS_VALU_MFMA_MOPS_BF16": 512}
+NEWER_FORMATS = {"mfma_fp8": {"SQ_INSTS_VALU_MFMA_MOPS_F8": 512}}  # gfx942 and later
 
 
 def moved_bytes(found: Kernels) -> pandas.Series | str:

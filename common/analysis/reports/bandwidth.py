@@ -171,16 +171,18 @@ def read(path: Path) -> Traffic:
 
 def _ceilings(path: Path, profile: Profile | None, flops: Mapping) -> tuple[Ceilings | None, str]:
     """Ceilings of the profiled run, else those in a roofline.csv of rocprof-compute, in the folder or beside the file, and what
-    measured them; `flops` are those counted, by the column there.
+    measured them; `flops` are those counted by number format, named as there.
     """
     if profile and (own := profile["run"]["ceilings"]):
         return own, "a large copy in the profiled run"
     for file in sorted(path.rglob("roofline.csv")) if path.is_dir() else [path.with_name("roofline.csv")]:
         if file.is_file():
-            measured, main = rocm.read_ceilings(file), max(flops, key=lambda name: flops[name], default="")
-            peak = (flops.get(main) and measured.get(main)) or math.inf
-            rates = Rates(flops_per_second=peak, bytes_per_second=measured["HBMBw"], operation_seconds=0)
-            return Ceilings(**rates, precision=main.removesuffix("Flops"), work=UNITS), str(file)
+            measured = rocm.read_rocprof_ceilings(file)
+            if "hbm" in measured["bytes_per_second"]:
+                main = max(flops, key=lambda name: flops[name], default="")
+                peak = measured["flops_per_second"].get(main, math.inf) if flops.get(main) else math.inf
+                rates = Rates(flops_per_second=peak, bytes_per_second=measured["bytes_per_second"]["hbm"], operation_seconds=0)
+                return Ceilings(**rates, precision=main, work=UNITS), str(file)
     return None, ""
 
 

@@ -4,7 +4,7 @@
 `--profile-operators` prints the table of operators.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,13 @@ def report(paths: Iterable[Path], sort_by: str | None = None) -> Report:
     for path in paths:
         add_section(result, path, step_profile.read(path), sort_by)
     return result
+
+
+def write(paths: Sequence[Path], sort_by: str | None = None) -> list[Path]:
+    """Writes report.md into the folder of each profile; it has a section for each of `paths` in that folder."""
+    folders = dict.fromkeys(path.parent for path in paths)
+    reports = {folder: report([path for path in paths if path.parent == folder], sort_by) for folder in folders}
+    return [path for folder, each in reports.items() for path in each.write(folder, "report", ("md",), "--generate-report")]
 
 
 def operators(profile: Profile, sort_by: str | None = None) -> Report:

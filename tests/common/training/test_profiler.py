@@ -42,6 +42,12 @@ def test_a_short_run_shortens_the_profile_and_still_writes_a_trace(execute, tmp_
     assert {"attention", "mlp", "norm", "loss", "embed", "optimizer"} <= {row["span"] for row in content["operators"]}
 
 
+def test_a_folder_whose_name_json_would_escape_gets_its_profile(execute, tmp_path):
+    name = 'a "quoted" \\ folder'
+    execute(SCRIPT, *QUICK, "--enable-pytorch-profiler", "--profile-dir", name)
+    assert {path.name[:5] for path in (tmp_path / name).iterdir()} >= {"trace", "profi", "run.h"}
+
+
 def test_memory_and_operators_are_shown_and_tensorboard_serves_them(execute, tmp_path):
     flags = ("--profile-memory", "--profile-operators", "--sort-by", "cpu_memory_usage", "--metrics-out", "metrics.json")
     printed = execute(SCRIPT, *QUICK, *flags)

@@ -22,7 +22,7 @@ from statistics import mean
 from common import cli, exercises, files, nvml
 from common import device as devices
 from common.analysis.output import tables
-from common.records.study_files import Benchmark
+from common.records import study_files
 from common.training import record
 
 import torch
@@ -73,7 +73,7 @@ def show_checks(mine, make_device: Callable[[], Device]) -> dict:
 
 
 def show_processes(mine, path: Path) -> None:
-    one, other = files.read(path, Benchmark)["cells"][:2]
+    one, other = study_files.read_benchmark(path)["cells"][:2]
     a, b = ([run["step_ms"]["median"] for run in cell["runs"]] for cell in (one, other))
     both = f"{one['model']} and {other['model']}"
     compared = {f"{both}, {n} and {len(b[:n])} processes": (a[:n], b[:n]) for n in range(2, len(a) + 1)}

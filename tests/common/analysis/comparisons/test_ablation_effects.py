@@ -3,6 +3,7 @@
 import csv
 
 from common.analysis.comparisons import ablation_effects
+from common.errors import UsageError
 from common.files import schema_of, write_json
 from common.records.study_files import Ablation
 from common.studies import ablation
@@ -63,3 +64,6 @@ def test_a_study_without_memory_that_ended_before_it_counted_has_its_times(tmp_p
     with (tmp_path / "fusion_ablation.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 16 and float(rows[0]["ms/step"]) == 100.0 and rows[0]["fusions on"] == "none"
+    write_json(path, measured | {"combinations": measured["combinations"][::15]})
+    with pytest.raises(UsageError, match="no two differ"):
+        ablation_effects.read(path)

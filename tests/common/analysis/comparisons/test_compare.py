@@ -63,6 +63,7 @@ def test_the_largest_difference_of_the_loss_curves_counts_where_they_have_the_sa
     ({"training__batch_size": 4}, "batch size (8 and 4)"),
     ({"precision__compute": "bf16"}, "precision compute (fp32 and bf16)"),
     ({"environment__torch": "2.14.0"}, "torch (2.13.0 and 2.14.0)"),
+    ({"loss__all": [7.0] * 21}, "after.json has losses of 21 steps, and 20 were timed"),
     ({"step_ms__profiled": 20}, "all steps of after.json ran under the profiler"),
     ({"status": "interrupted", "training__batch_size": 4}, "not completed (interrupted); batch size (8 and 4)"),
 ])  # fmt: skip
@@ -80,6 +81,8 @@ def test_exit_codes_of_the_regression_test(execute, refused, tmp_path):
     assert "FAIL" in execute(REGRESSION, *arguments, "after.json", "--min-speedup", "3", check=1).out
     said = refused(REGRESSION, *arguments, "missing.json")
     assert "missing.json does not exist" in said and "tiny_llama_v1.py --metrics-out before.json" in said
+    write_json(tmp_path / "after.json", of_20_losses(record(step_ms__count=19)))
+    assert "count is 19, but 20 steps count" in refused(REGRESSION, *arguments, "after.json")
 
 
 # ------------------------------------------------------------------------------------------------------------- versions

@@ -121,6 +121,7 @@ def test_what_cannot_be_compared_is_refused(refused, tmp_path, h100, cpu_trace):
         (H100, tmp_path / "device.json", rf"{differ}device name \(NVIDIA H100.* and AMD Instinct MI300X\)"),
         (H100, tmp_path / "attention.json", rf"{differ}attention only \(False and True\)"),
         (tmp_path / "cpu.json", H100, "counts operator calls and .* kernels: profile both on the same device"),
+        (H100, H100, "was given twice"),
         (H100, FIXTURES / "new_kernel_trace.csv", "only one of the two counts per step, .*new_kernel_trace.csv does not"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -23,7 +23,7 @@ DETAILS = (FIXTURES / "ncu_details.csv").read_text()
 @pytest.mark.parametrize(("content", "message"), [
     (TRACE[:-20], r"cut off or damaged: row 4 has \d+ fields, the header 22"),
     (TRACE.replace("1900000000000004007", "19"), "row 2 ends before it starts"),
-    (STATS_HEADER + '"hipMemcpy",3,9,3.0,100.0,1,5,1.0\n"__hipPushCallConfiguration",1,1,1.0,0.0,1,1,0.0\n', "is none of"),
+    (STATS_HEADER + '"hipMemcpy",3,9,3.0,100.0,1,5,1.0\n"__hipPushCallConfiguration",1,1,1.0,0.0,1,1,0.0\n', "API calls"),
     ('Time (%),Total Time (ns),Instances,Name\n60.0,600,2,"f<a, b>(x)"\n', "is none of the files that hold kernels"),
     (b"SQLite format 3\0" + b"x" * 100, "is not a database of rocpd, or is damaged"),
     ('{"schema": "tiny-llama-run/1"}', "is none of the files that hold kernels"),
@@ -60,8 +60,12 @@ def test_a_folder_gives_the_newest_run_of_its_best_source(tmp_path):
     assert load_kernels.load(tmp_path).path == old
 
 
-def test_a_mark_of_the_order_of_bytes_is_no_name(tmp_path):
-    assert len(load_kernels.load(put(tmp_path / "1_kernel_trace.csv", b"\xef\xbb\xbf" + TRACE.encode())).table) == 3
+def test_a_damaged_file_stops_a_folder_only_if_it_is_alone(tmp_path):
+    damaged = put(tmp_path / "7_results.db", b"SQLite format 3\0" + b"x" * 100)
+    with pytest.raises(UsageError, match=rf"{damaged} is not a database of rocpd, or is damaged"):
+        load_kernels.load(tmp_path)
+    put(tmp_path / "1_kernel_trace.csv", b"\xef\xbb\xbf" + TRACE.encode())
+    assert any("1 of damaged files" in note for note in load_kernels.load(tmp_path).notes)
 
 
 def test_the_eager_trace_of_a_captured_run_is_not_the_run(tmp_path):
