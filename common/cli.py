@@ -32,7 +32,7 @@ OVERRIDES = {  # section of the configuration: its key, and the flag that overri
         "seed": "seed",
     },
 }  # fmt: skip
-ALONE = ("exact-attention", "fp8")  # switches that fuse nothing, so `all-fusion` leaves them as they are
+ALONE = ("exact-attention", "fa4", "fp8")  # switches that fuse nothing, so `all-fusion` leaves them as they are
 GRACE = 1.0  # seconds
 
 

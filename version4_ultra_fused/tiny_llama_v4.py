@@ -46,7 +46,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import RMSNorm
 
 CAPTURED, PARALLEL = True, ("ddp", "zero1")  # on a GPU, without --no-capture-step; forms of --parallel
-SWITCHES = {"memory-plan": True, "side-stream": True, "early-update": True, "exact-attention": False, "fp8": False}
+SWITCHES = {"memory-plan": True, "side-stream": True, "early-update": True, "exact-attention": False, "fa4": False, "fp8": False}
 SIDE_STREAM_TOKENS = 4096  # most tokens of a batch whose products leave multiprocessors idle
 # Shapes: B batch, S sequence, N = B S tokens, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
 
@@ -65,7 +65,7 @@ class AttentionFunction(torch.autograd.Function):
             total, y, norm = kernels.add_norm(x, branch, norm_weight, block.input_layernorm.eps, dtype)
         with span("attention"):
             packed = kernels.qkv_rope(y, plan.weight(qkv, dtype), shared.rope, attn.rotated)
-            attended = CausalAttention(packed, shared.rope, attn.heads, shared.exact)
+            attended = CausalAttention(packed, shared.rope, attn.heads, shared.switches)
             ctx.saved, ctx.weights, ctx.block, ctx.plan = (y, norm, attended), (qkv, output), block, plan
             with span("output_projection"):
                 return without_gradient(ctx, total), attended.out @ plan.weight(output, dtype).T

@@ -10,7 +10,7 @@ from common.errors import UsageError
 from common.options import Options
 from common.spans import span
 from version4_ultra_fused import kernels
-from version4_ultra_fused.kernels.attention import CausalAttention
+from version4_ultra_fused.kernels.attention import CausalAttention, refuse_fa4
 from version4_ultra_fused.kernels.fp8.scales import GRADIENT, WEIGHT, X
 from version4_ultra_fused.kernels.reference import Slot
 from version4_ultra_fused.memory.memory_plan import MemoryPlan, saved, without_gradient
@@ -24,6 +24,8 @@ def checked(options: Options) -> Options:
     """The options; raises UsageError, with the reason, where they ask for recomputation, or for FP8 where it cannot run."""
     if options.checkpoint_activations != "none":
         raise UsageError("--checkpoint-activations: its blocks have a backward pass of their own, which recomputes already")
+    if options.switches["fa4"]:
+        refuse_fa4(options)
     if options.switches["fp8"] and (reason := _reason(options)):
         raise UsageError(f"--enable-fp8: {reason}")
     return options
@@ -96,7 +98,7 @@ class FP8AttentionFunction(torch.autograd.Function):
             into, out_of = Product(plan, qkv), Product(plan, output)
             with span("qkv_projection"):
                 packed = kernels.rotate(into.forward(y), shared.rope, attn.rotated)
-            attended = CausalAttention(packed, shared.rope, attn.heads, shared.exact)
+            attended = CausalAttention(packed, shared.rope, attn.heads, shared.switches)
             ctx.saved, ctx.block, ctx.plan = (norm, attended, into, out_of), block, plan
             with span("output_projection"):
                 return without_gradient(ctx, x), out_of.forward(attended.out)

@@ -1,7 +1,8 @@
-"""Causal attention on packed q, k and v, and its gradient before RoPE, in three forms.
+"""Causal attention on packed q, k and v, and its gradient before RoPE, in four forms.
 
     S at most 128, Dh at most 64    with the sizes of `sm_90` and in 16 bits: Version 3's forward kernel, and one
                                     for the whole gradient (`short_attention.py`)
+    S from 1,024, if asked for      FlashAttention-4 (arXiv:2603.05451), of the package flash-attn-4
     S at most 256, or exact         Version 3's kernels
     longer                          PyTorch's fused attention, which on Hopper is cuDNN's
 
@@ -12,13 +13,17 @@ Measured on an H200 in bf16, forward and backward with RoPE's gradient, in us (L
     Version 3's kernels      14                 20                 201                 994
     cuDNN                    23                 29                 184                 768
 
-cuDNN adds parts of dq in any order, so its gradients can differ in their last bits from run to run. All other kernels always
-give the same bits.
+cuDNN adds parts of dq in any order, so its gradients can differ in their last bits from run to run. So do those of
+FlashAttention-4 if not exact. All other kernels always give the same bits.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 
+from common import device as devices
+from common.errors import UsageError
+from common.options import Options, Switches
 from common.spans import span
 from version3_triton.kernels import INTERPRETED, LOADED, missing, reference
 from version4_ultra_fused import kernels
@@ -27,7 +32,7 @@ from version4_ultra_fused.kernels.reference import Rope
 import torch
 from torch import Tensor
 
-SHORT, VERSION3 = 128, 256  # the longest sequences for the first two forms
+SHORT, VERSION3, FA4 = 128, 256, 1024  # the longest sequences for two forms, and the shortest for FlashAttention-4
 
 if LOADED:
     from version3_triton.kernels import flash_attention, launch_sizes
@@ -35,8 +40,19 @@ if LOADED:
     from version4_ultra_fused.kernels import short_attention
 
 
-def form(q: Tensor, exact: bool) -> str:
-    """Which form of attention runs for q [B, H, S, Dh]: `short`, `version3` (its kernels) or `library`."""
+def refuse_fa4(options: Options) -> None:
+    """UsageError, with the reason, where --enable-fa4 cannot run or has no effect."""
+    device = devices.select(options.device)
+    if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device)[0] not in (9, 10):
+        raise UsageError("--enable-fa4: FlashAttention-4 needs a Hopper or Blackwell GPU")
+    if not find_spec("flash_attn") or not find_spec("flash_attn.cute"):
+        raise UsageError("--enable-fa4: flash-attn-4 is not installed: pip install --pre flash-attn-4")
+    if not options.use_amp or options.seq_len < FA4 or options.model.head_dim % 8:
+        raise UsageError(f"--enable-fa4 needs --use-amp, --seq-len from {FA4} on, and head dimensions that are multiples of 8")
+
+
+def form(q: Tensor, switches: Switches) -> str:
+    """Which form of attention runs for q [B, H, S, Dh]: `short`, `version3` (its kernels), `fa4` or `library`."""
     batch, heads, length, head_dim = q.shape
     if missing(q.device) or q.dtype.itemsize > 4:
         return "library"
@@ -45,7 +61,9 @@ def form(q: Tensor, exact: bool) -> str:
     measured = INTERPRETED or launch_sizes.family() == "sm_90"  # elsewhere the short form spills registers
     if measured and q.dtype.itemsize == 2 and length <= SHORT and head_dim <= 64:
         return "short"
-    return "version3" if exact or length <= VERSION3 else "library"
+    if switches["fa4"] and q.dtype.itemsize == 2 and length >= FA4:
+        return "fa4"
+    return "version3" if switches["exact-attention"] or length <= VERSION3 else "library"
 
 
 @contextmanager
@@ -59,32 +77,42 @@ def any_order() -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
+def fa4(q: Tensor, k: Tensor, v: Tensor, exact: bool) -> Tensor:
+    """FlashAttention-4 of q [B, H, S, Dh] and k, v [B, K, S, Dh]."""
+    from flash_attn.cute import flash_attn_func
+
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return flash_attn_func(q, k, v, causal=True, deterministic=exact)[0].transpose(1, 2)
+
+
 class CausalAttention:
     """One attention: computed when made, `out` [B S, H Dh], and later its `gradient`.
 
     Args:
         qkv: [B S, (H + 2 K) Dh], after RoPE.
         heads: H, K, K.
-        exact: take kernels that repeat bit for bit, at any length.
-        chosen: a form of `form`, in place of the measured choice.
+        switches: `exact-attention` takes kernels that repeat bit for bit, at any length; `fa4` is FlashAttention-4.
     """
 
     @span("attention_core")
-    def __init__(self, qkv: Tensor, rope: Rope, heads: tuple[int, int, int], exact: bool, chosen: str = "") -> None:
+    def __init__(self, qkv: Tensor, rope: Rope, heads: tuple[int, int, int], switches: Switches) -> None:
         self.qkv, self.rope, self.heads = qkv, rope, heads
         self.batch = qkv.shape[0] // rope.length
         split = qkv.view(self.batch, rope.length, sum(heads), rope.head_dim).split(heads, dim=2)  # 3 x [B, S, H or K, Dh]
         q, k, v = (x.transpose(1, 2) for x in split)
-        chosen = chosen or form(q, exact)
-        self.short, version3 = chosen == "short", chosen == "version3"
+        chosen, exact = form(q, switches), bool(switches["exact-attention"])
+        self.short = chosen == "short"
         if self.short:
             out, self.lse = flash_attention.attend(q, k, v, **dependent())
             self.out = out.transpose(1, 2).flatten(2).flatten(0, 1)
             return
-        self.order = nullcontext if version3 or exact else any_order
+        self.order = any_order if chosen == "library" and not exact else nullcontext
         self.inputs = tuple(x.detach().requires_grad_() for x in (q, k, v))
         with torch.set_grad_enabled(not torch.is_inference_mode_enabled()), self.order():
-            self.graph = (flash_attention if version3 else reference).attention(*self.inputs)  # [B, H, S, Dh]
+            if chosen == "fa4":
+                self.graph = fa4(*self.inputs, exact)  # [B, H, S, Dh]
+            else:
+                self.graph = (flash_attention if chosen == "version3" else reference).attention(*self.inputs)
         self.out = self.graph.detach().transpose(1, 2).flatten(2).flatten(0, 1)
 
     @span("attention_core")

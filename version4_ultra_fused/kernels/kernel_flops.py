@@ -28,9 +28,9 @@ def kernel_flops(model: Any, input_ids: Tensor) -> dict[str, int]:
     pairs = layers * 2 * tokens * length * hidden
     queries = torch.empty((), dtype=dtype, device=input_ids.device)
     queries = queries.expand(tokens // length, hidden // qkv.head_dim, length, qkv.head_dim)
-    chosen = form(queries, bool(model.switches["exact-attention"]))
+    chosen = form(queries, model.switches)
     if chosen != "library":
-        counted = {"forward": 2 * pairs, "backward": (5 if chosen == "short" else 7) * pairs}
+        counted = {"forward": 2 * pairs, "backward": (7 if chosen == "version3" else 5) * pairs}
     for epilogue, columns in (("rope", qkv.out_features), ("swiglu", 2 * ffn)):
         factors = (torch.empty(rows, hidden, dtype=dtype, device="meta") for rows in (tokens, columns))
         if in_epilogue(epilogue, tokens, columns, *factors):

@@ -40,6 +40,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from common.options import Switches
 from common.precision import adds_in_float32
 from common.spans import span
 from version4_ultra_fused import kernels
@@ -235,9 +236,9 @@ class Shared(NamedTuple):
 
     plan: MemoryPlan
     rope: Rope
-    exact: bool  # whether attention repeats bit for bit
+    switches: Switches
 
     @classmethod
     def of(cls, model: Any, length: int) -> "Shared":
         """For a model of tiny_llama_v4.py and sequences of a length. UsageError: its rotary tables are shorter."""
-        return cls(model.plan, Rope(model.cos, model.sin, length), bool(model.switches["exact-attention"]))
+        return cls(model.plan, Rope(model.cos, model.sin, length), model.switches)

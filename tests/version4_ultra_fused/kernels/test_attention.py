@@ -1,5 +1,9 @@
 """Attention on packed q, k and v: its result and its gradient before RoPE, by each of its kernels, against float64."""
 
+import sys
+from types import SimpleNamespace
+
+from common.errors import UsageError
 from common.rope import rope_tables
 from tests.conftest import runs_kernels
 from tests.oracle import DEVICE
@@ -13,10 +17,15 @@ from version4_ultra_fused.kernels import attention, reference, short_attention
 from version4_ultra_fused.kernels.attention import CausalAttention
 from version4_ultra_fused.kernels.reference import Rope
 
+SWITCHES = {"exact-attention": False, "fa4": False}
 SHAPES = [(2, 48, 4, 2, 32), (1, 128, 2, 2, 64), (3, 17, 4, 1, 24), (1, 1, 2, 1, 16)]  # B, S, H, K, Dh
 
 
-def attend(shape, dtype: torch.dtype, exact: bool = False) -> tuple:
+def named(given: dict[str, bool]) -> dict[str, bool]:
+    return SWITCHES | {name.replace("_", "-"): on for name, on in given.items()}
+
+
+def attend(shape, dtype: torch.dtype, **switches: bool) -> tuple:
     """The attention, its result, its gradient and the sum of that by q, k and v, for the same numbers in any dtype.
 
     Beside the attention: whether that sum is its kernel's.
@@ -27,7 +36,7 @@ def attend(shape, dtype: torch.dtype, exact: bool = False) -> tuple:
     qkv, dout = (torch.randn(*size, generator=generator).half().to(DEVICE, dtype) for size in sizes)
     wide = torch.float64 if dtype == torch.float64 else None
     cos, sin = (table.to(DEVICE, wide) for table in rope_tables(head_dim, length, 1e4))
-    found = CausalAttention(qkv, Rope(cos, sin, length), (heads, kv_heads, kv_heads), exact)
+    found = CausalAttention(qkv, Rope(cos, sin, length), (heads, kv_heads, kv_heads), named(switches))
     gradient, dots = found.gradient(dout)
     before = reference.rotate(qkv, Rope(cos, -sin, length), (heads + kv_heads) * head_dim)
     products = (gradient.double() * before.double()).sum(1)  # of q, k and v before RoPE
@@ -68,23 +77,63 @@ def test_only_exact_attention_keeps_pytorch_to_kernels_that_repeat(monkeypatch, 
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
-        attend((1, attention.VERSION3 + 1, 1, 1, 16), torch.float64, exact)
+        attend((1, attention.VERSION3 + 1, 1, 1, 16), torch.float64, exact_attention=exact)
         assert seen == [deterministic] and torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(before)
 
 
-@pytest.mark.parametrize("length, head_dim, dtype, exact, on_sm_90, elsewhere", [
-    (128, 64, torch.bfloat16, False, "short", "version3"), (128, 64, torch.float32, False, "version3", "version3"),
-    (128, 128, torch.bfloat16, False, "version3", "version3"), (256, 64, torch.bfloat16, False, "version3", "version3"),
-    (512, 64, torch.bfloat16, False, "library", "library"), (512, 64, torch.bfloat16, True, "version3", "version3"),
-    (128, 136, torch.bfloat16, True, "library", "library"), (16, 16, torch.float64, True, "library", "library"),
+EXACT, FA4 = {"exact_attention": True}, {"fa4": True}
+
+
+@pytest.mark.parametrize("length, head_dim, dtype, switches, on_sm_90, elsewhere", [
+    (128, 64, torch.bfloat16, {}, "short", "version3"), (128, 64, torch.float32, {}, "version3", "version3"),
+    (128, 128, torch.bfloat16, {}, "version3", "version3"), (256, 64, torch.bfloat16, {}, "version3", "version3"),
+    (512, 64, torch.bfloat16, {}, "library", "library"), (512, 64, torch.bfloat16, EXACT, "version3", "version3"),
+    (128, 136, torch.bfloat16, EXACT, "library", "library"), (16, 16, torch.float64, EXACT, "library", "library"),
+    (1024, 64, torch.bfloat16, FA4, "fa4", "fa4"), (1024, 64, torch.bfloat16, FA4 | EXACT, "fa4", "fa4"),
+    (1023, 64, torch.bfloat16, FA4, "library", "library"), (1024, 64, torch.float32, FA4, "library", "library"),
 ])  # fmt: skip
-def test_the_form_follows_the_shape_and_the_gpu(monkeypatch, length, head_dim, dtype, exact, on_sm_90, elsewhere):
+def test_the_form_follows_the_shape_the_gpu_and_switches(monkeypatch, length, head_dim, dtype, switches, on_sm_90, elsewhere):
     monkeypatch.setattr(attention, "INTERPRETED", False)
     monkeypatch.setattr(attention, "missing", lambda device: None)
     for family, expected in (("sm_90", on_sm_90), ("sm_80", elsewhere), ("hip", elsewhere)):
         monkeypatch.setattr(attention.launch_sizes, "family", lambda family=family: family)
         q = torch.empty((), dtype=dtype, device=DEVICE)
-        assert attention.form(q.expand(65535, 1, length, head_dim), exact) == expected
-        assert attention.form(q.expand(32768, 2, length, head_dim), exact) == "library", "a grid has no more rows"
+        assert attention.form(q.expand(65535, 1, length, head_dim), named(switches)) == expected
+        assert attention.form(q.expand(32768, 2, length, head_dim), named(switches)) == "library", "a grid has no more rows"
+
+
+@runs_kernels
+@pytest.mark.parametrize("exact", [False, True])
+def test_flash_attention_4_is_called_in_its_layout_and_told_to_repeat(monkeypatch, exact):
+    """A module in place of its package, which computes the same with PyTorch, for tensors [B, S, H or K, Dh]."""
+    told = []
+
+    def flash_attn_func(q, k, v, causal, deterministic):
+        told.append(deterministic)
+        return third_kernels.reference.attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2), None
+
+    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", SimpleNamespace(flash_attn_func=flash_attn_func))
+    shape = 1, attention.FA4, 2, 1, 16
+    ours, right = (attend(shape, dtype, fa4=True, exact_attention=exact)[1:3] for dtype in (torch.float16, torch.float64))
+    assert told == [exact]
+    for got, expected in zip(ours, right, strict=True):
+        assert (got.double() - expected).abs().max() <= 2e-3 * expected.abs().max()
+
+
+@pytest.mark.parametrize("changes, reason", [
+    ({"device": "cpu"}, "needs a Hopper or Blackwell GPU"), ({"capability": (8, 0)}, "needs a Hopper or Blackwell GPU"),
+    ({"packages": ["flash_attn"]}, "pip install --pre flash-attn-4"), ({"packages": []}, "pip install --pre flash-attn-4"),
+    ({"use_amp": False}, "needs --use-amp"), ({"seq_len": 1023}, "--seq-len from 1024 on"), ({"head_dim": 12}, "multiples of 8"),
+], ids=str)  # fmt: skip
+def test_flash_attention_4_is_refused_with_a_reason(monkeypatch, changes, reason):
+    given = {"device": "cuda", "capability": (9, 0), "use_amp": True, "seq_len": 1024, "head_dim": 64} | changes
+    packages = given.pop("packages", ["flash_attn", "flash_attn.cute"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: given["capability"])
+    monkeypatch.setattr(attention.devices, "select", torch.device)
+    monkeypatch.setattr(attention, "find_spec", lambda name: name in packages)
+    options = SimpleNamespace(model=SimpleNamespace(head_dim=given["head_dim"]), **given)
+    with pytest.raises(UsageError, match=reason):
+        attention.refuse_fa4(options)

@@ -186,7 +186,7 @@ def test_it_is_refused_with_a_reason(monkeypatch, options, reason):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A6000")
     monkeypatch.setattr(fp8_block.devices, "select", torch.device)
-    switches = {"fp8": True, "memory-plan": options.pop("memory-plan", True)}
+    switches = {"fp8": True, "fa4": False, "memory-plan": options.pop("memory-plan", True)}
     given = {"device": "cuda", "model": CONFIG, "batch_size": 4, "seq_len": 32, "use_amp": True, "amp_dtype": None} | options
     options = SimpleNamespace(switches=switches, checkpoint_activations="none", **given)
     with pytest.raises(UsageError, match=reason):
