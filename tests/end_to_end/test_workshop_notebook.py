@@ -96,7 +96,7 @@ def test_without_a_repository_it_is_cloned(tmp_path):
 
 def test_measured_shares_are_those_of_the_appendix():
     appendix = (ROOT / "TECHNICAL_APPENDICES.md").read_text(encoding="utf-8")
-    table = appendix.partition("### A.4")[2].partition("<!-- /rows")[0]
+    table = appendix.partition("### A.3")[2].partition("<!-- /rows")[0]
     quoted = re.findall(r"([\d.]+)%", TEXT)
     assert quoted and set(quoted) <= set(re.findall(r"[\d.]+", table))
 

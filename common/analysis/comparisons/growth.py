@@ -50,10 +50,10 @@ class Curve(NamedTuple):
 
 
 def fit(points: Sequence[tuple[float, float]], degree: int) -> Curve:
-    """The polynomial through points (x, y), by least squares; factors to a millionth."""
+    """The polynomial through points (x, y), by least squares; factors and distance to a millionth."""
     x, y = numpy.array(points, dtype=float).T
     factors = numpy.polyfit(x, y, degree)
-    residual = float(numpy.abs(y - numpy.polyval(factors, x)).max()) if len(points) > degree + 1 else None
+    residual = round(float(numpy.abs(y - numpy.polyval(factors, x)).max()), 6) if len(points) > degree + 1 else None
     return Curve(tuple(round(float(factor), 6) + 0.0 for factor in factors[::-1]), residual)
 
 
