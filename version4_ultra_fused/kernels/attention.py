@@ -3,7 +3,7 @@
     S at most 128, Dh at most 64    with the sizes of `sm_90` and in 16 bits: Version 3's forward kernel, and one
                                     for the whole gradient (`short_attention.py`)
     S from 1,024, if asked for      FlashAttention-4 (arXiv:2603.05451), of the package flash-attn-4
-    S at most 256, or exact         Version 3's kernels
+    S at most 256, or else exact    Version 3's kernels
     longer                          PyTorch's fused attention, which on Hopper is cuDNN's
 
 Measured on an H200 in bf16, forward and backward with RoPE's gradient, in us (LOG.md has the table):
@@ -46,9 +46,9 @@ def refuse_fa4(options: Options) -> None:
     if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device)[0] not in (9, 10):
         raise UsageError("--enable-fa4: FlashAttention-4 needs a Hopper or Blackwell GPU")
     if not find_spec("flash_attn") or not find_spec("flash_attn.cute"):
-        raise UsageError("--enable-fa4: flash-attn-4 is not installed: pip install --pre flash-attn-4")
-    if not options.use_amp or options.seq_len < FA4 or options.model.head_dim % 8:
-        raise UsageError(f"--enable-fa4 needs --use-amp, --seq-len from {FA4} on, and head dimensions that are multiples of 8")
+        raise UsageError("--enable-fa4: flash-attn-4 is not installed: pip install flash-attn-4==4.0.0b36")
+    if not options.use_amp or options.seq_len < FA4 or options.model.head_dim not in range(8, 129, 8):
+        raise UsageError(f"--enable-fa4 needs --use-amp, --seq-len from {FA4} on, and a head dimension of 8, 16, ... 128")
 
 
 def form(q: Tensor, switches: Switches) -> str:
@@ -56,13 +56,13 @@ def form(q: Tensor, switches: Switches) -> str:
     batch, heads, length, head_dim = q.shape
     if missing(q.device) or q.dtype.itemsize > 4:
         return "library"
+    if switches["fa4"] and q.dtype.itemsize == 2 and length >= FA4:
+        return "fa4"
     if batch * heads > flash_attention.MAX_HEADS or head_dim > flash_attention.MAX_HEAD_DIM:
         return "library"
     measured = INTERPRETED or launch_sizes.family() == "sm_90"  # elsewhere the short form spills registers
     if measured and q.dtype.itemsize == 2 and length <= SHORT and head_dim <= 64:
         return "short"
-    if switches["fa4"] and q.dtype.itemsize == 2 and length >= FA4:
-        return "fa4"
     return "version3" if switches["exact-attention"] or length <= VERSION3 else "library"
 
 
@@ -100,25 +100,24 @@ class CausalAttention:
         self.batch = qkv.shape[0] // rope.length
         split = qkv.view(self.batch, rope.length, sum(heads), rope.head_dim).split(heads, dim=2)  # 3 x [B, S, H or K, Dh]
         q, k, v = (x.transpose(1, 2) for x in split)
-        chosen, exact = form(q, switches), bool(switches["exact-attention"])
-        self.short = chosen == "short"
-        if self.short:
+        self.form, exact = form(q, switches), bool(switches["exact-attention"])
+        if self.form == "short":
             out, self.lse = flash_attention.attend(q, k, v, **dependent())
             self.out = out.transpose(1, 2).flatten(2).flatten(0, 1)
             return
-        self.order = any_order if chosen == "library" and not exact else nullcontext
+        self.order = any_order if self.form == "library" and not exact else nullcontext
         self.inputs = tuple(x.detach().requires_grad_() for x in (q, k, v))
         with torch.set_grad_enabled(not torch.is_inference_mode_enabled()), self.order():
-            if chosen == "fa4":
+            if self.form == "fa4":
                 self.graph = fa4(*self.inputs, exact)  # [B, H, S, Dh]
             else:
-                self.graph = (flash_attention if chosen == "version3" else reference).attention(*self.inputs)
+                self.graph = (flash_attention if self.form == "version3" else reference).attention(*self.inputs)
         self.out = self.graph.detach().transpose(1, 2).flatten(2).flatten(0, 1)
 
     @span("attention_core")
     def gradient(self, dout: Tensor) -> tuple[Tensor, Tensor | None]:
         """The gradient of q, k and v before RoPE [B S, (H + 2 K) Dh], from that of `out`; and `dots` of its kernel, or None."""
-        if self.short:
+        if self.form == "short":
             return short_attention.attend_backward(dout, self.qkv, (self.out, self.lse), self.rope, self.heads)
         dout = dout.view(self.batch, self.rope.length, self.heads[0], self.rope.head_dim).transpose(1, 2)
         with self.order():
