@@ -36,7 +36,6 @@ __all__ = ["Stage", "StageOptions", "kernels", "v3"]
 class StageOptions(RunOptions):
     diagnose: bool
     fixed: bool = False
-    skip_check: bool = False
 
 
 @dataclass(frozen=True)
