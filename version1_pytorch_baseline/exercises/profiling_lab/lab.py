@@ -73,9 +73,6 @@ class ProfileResult:
     bytes_moved: int = 0
 
 
-# ----------------------------------------------------------------------------------------------------------------- inputs
-
-
 def projection_inputs(device: str, batch_size: int, seq_len: int, d_model: int) -> list[Tensor]:
     """x [B, S, D], and the weights [3 D, D] and [D, D], divided by sqrt(D) so that float16 does not overflow."""
     x, *weights = _random(device, (batch_size, seq_len, d_model), (3 * d_model, d_model), (d_model, d_model))
@@ -99,9 +96,6 @@ def to_jax(tensor: Tensor) -> Any:
     import jax
 
     return jax.device_put(tensor.cpu().numpy(), jax.devices("gpu" if devices.is_gpu(tensor.device) else "cpu")[0])
-
-
-# ------------------------------------------------------------------------------------------- memory, and what can run here
 
 
 def allocations(fn: Callable[..., object], args: Sequence[Any]) -> list[int]:
@@ -144,9 +138,6 @@ def jax_runs_on(device: str) -> bool:
     import jax
 
     return device == "cpu" or jax.default_backend() == "gpu"
-
-
-# --------------------------------------------------------------------------------------------------------------- commands
 
 
 def load(implementation: str) -> ModuleType:
