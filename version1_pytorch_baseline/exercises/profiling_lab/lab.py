@@ -57,20 +57,13 @@ Shape = Sequence[int]
 
 @dataclass(frozen=True)
 class ProfileResult:
-    """The measured time and memory of one operation, and its work.
-
-    Attributes:
-        time_ms: time of one call.
-        memory_mb: memory in MB (2^20 bytes) that a call adds at its peak; 0 where it is not known.
-        flops: floating-point operations of one call.
-        bytes_moved: minimum bytes that a call moves: it reads every input once and writes every output once.
-    """
+    """The measured time and memory of a call of one operation, and its work."""
 
     name: str
     time_ms: float
-    memory_mb: float = 0.0
-    flops: int = 0
-    bytes_moved: int = 0
+    memory_mb: float = 0.0  # MB (2^20 bytes) that it adds at its peak; 0 where it is not known
+    flops: int = 0  # floating-point operations
+    bytes_moved: int = 0  # the least that it can move: it reads every input once and writes every output once
 
 
 def projection_inputs(device: str, batch_size: int, seq_len: int, d_model: int) -> list[Tensor]:
