@@ -200,16 +200,13 @@ def profile_attention_components_jax(
     def score_computation(q, k):
         return q @ k.swapaxes(-2, -1) / math.sqrt(d_k)
 
-    def softmax(scores):
-        return jax.nn.softmax(scores, axis=-1)
-
     def weighted_sum(weights, v):
         return weights @ v
 
     def output_projection(context, w):
         return context.swapaxes(1, 2).reshape(batch_size, seq_len, d_model) @ w.T
 
-    jitted = [jax.jit(fn) for fn in (qkv_projection, score_computation, softmax, weighted_sum, output_projection)]
+    jitted = [jax.jit(fn) for fn in (qkv_projection, score_computation, jax.nn.softmax, weighted_sum, output_projection)]
     q, k, v = jitted[0](x, w_qkv)
     scores = jitted[1](q, k)
     weights = jitted[2](scores)
