@@ -7,7 +7,7 @@ A harness takes a device, times a launch on it, and returns a Claim. A device ha
     synchronize()    waits until all launched work is done
     now()            seconds on the host's clock
     launches         how many launches there were
-    next_process()   the device as a new process finds it; of the simulated one alone
+    processes(n)     the device as this process and the next n - 1 find it; of the simulated one alone
 """
 
 import functools
@@ -39,8 +39,8 @@ class SimulatedGPU:
         self.x, self.launches, self.worked, self.cached = 1.0, 0, 0.0, [0] * 4
         self.host = self.idle_from = 0.0
 
-    def next_process(self) -> "SimulatedGPU":
-        return SimulatedGPU(self.process + 1)
+    def processes(self, count: int) -> list["SimulatedGPU"]:
+        return [SimulatedGPU(self.process + i) for i in range(count)]
 
     def now(self) -> float:
         return self.host
@@ -85,10 +85,7 @@ def honest(device: Device, launch: Callable[[Device], Any] = update_all) -> Clai
 
 
 def five_processes(device: Device) -> Claim:
-    found = []
-    for _ in range(5):
-        found.append(honest(device).seconds)
-        device = device.next_process()
+    found = [honest(each).seconds for each in device.processes(5)]
     return Claim(median(found), (max(found) - min(found)) / 2)
 
 
