@@ -13,14 +13,13 @@ fail() {
     echo "error: $1" >&2
     exit 2
 }
-version=$1 # the folder of a version
+version=$(dirname "$0")
 root=$version/..
-shift
 preset=tiny
 profilers=false
 while [ $# -gt 0 ]; do
     case $1 in
-        -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;;
+        -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit ;;
         tiny | small | medium | large) preset=$1 ;;
         --enable-profilers) profilers=true ;;
         --) shift; break ;;

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Shared by the shell scripts. A script for a profiler sets `folder`, may define `own_flag`, and calls `parse` or `start`.
 
-script=$(dirname "$0")/tiny_llama_v2.py
+script=$(echo "$(dirname "$0")"/tiny_llama_v*.py)
 arguments=() # of the script
 code=0       # exit code of the first command that failed
 unset CDPATH # with it, cd prints the folder, and may go to another one
@@ -22,7 +22,7 @@ usage() {
 Options of every script for profilers:
 
     --profile-dir DIR   folder of the results (default: $folder)
-    --script FILE.py    the script to run, of any version (default: tiny_llama_v2.py beside this script)
+    --script FILE.py    the script to run, of any version (default: the version beside this script)
 
 Every other argument, and all after --, goes to the script. It takes 30 steps (10 where DeepSpeed counts FLOPs, 3 under
 rocprof-compute, 1 under ncu) unless --num-steps says otherwise. Its metrics file goes into DIR, so that a profiled run does not

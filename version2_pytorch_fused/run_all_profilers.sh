@@ -40,15 +40,17 @@ attempt() { # TOOL COMMAND...
     fi
 }
 
-amd() { # ARGUMENTS OF THE SCRIPT
-    attempt rocprofv3 bash "$here/run_rocprofv3.sh" --profile-dir "$folder/rocprofv3" --script "$script" --marker-trace -- "$@"
-    attempt rocprof-sys-run bash "$here/run_rocprof_sys.sh" --profile-dir "$folder/rocprof_sys" --script "$script" -- "$@"
-    attempt rocprof-compute bash "$here/run_rocprof_compute.sh" --profile-dir "$folder/rocprof_compute" --script "$script" -- "$@"
-}
-
-nvidia() { # ARGUMENTS OF THE SCRIPT
+# First without any tool around it: a script that fails here is not profiled further.
+echo "PyTorch profiler: $script, into $folder" >&2
+python "$script" --metrics-out "$folder/metrics.json" --num-steps 30 "$@" --enable-pytorch-profiler --profile-dir "$folder"
+if begin deepspeed "FLOPs by module" "$folder/deepspeed"; then
+    attempt deepspeed python "$script" --metrics-out "$folder/deepspeed/metrics.json" --num-steps 10 --measure-peak "$@" \
+        --flops-dir "$folder/deepspeed"
+fi
+[ "$vendor_tools" = true ] || exit "$code"
+if nvidia-smi -L >/dev/null 2>&1; then
     if begin ncu "times and bytes of the kernels" "$folder/ncu"; then
-        local csv=$folder/ncu/kernels.csv metrics=gpu__time_duration.sum
+        csv=$folder/ncu/kernels.csv metrics=gpu__time_duration.sum
         metrics+=,dram__bytes_read.sum,dram__bytes_write.sum,lts__t_bytes.sum
         metrics+=,sm__throughput.avg.pct_of_peak_sustained_elapsed,gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed
         rm -f "$csv"
@@ -63,19 +65,9 @@ nvidia() { # ARGUMENTS OF THE SCRIPT
         attempt nsys nsys profile --trace=cuda,nvtx --cuda-graph-trace=node --force-overwrite=true \
             --output="$folder/nsys/timeline" python "$script" --metrics-out "$folder/nsys/metrics.json" --num-steps 30 "$@"
     fi
-}
-
-# First without any tool around it: a script that fails here is not profiled further.
-echo "PyTorch profiler: $script, into $folder" >&2
-python "$script" --metrics-out "$folder/metrics.json" --num-steps 30 "$@" --enable-pytorch-profiler --profile-dir "$folder"
-if begin deepspeed "FLOPs by module" "$folder/deepspeed"; then
-    attempt deepspeed python "$script" --metrics-out "$folder/deepspeed/metrics.json" --num-steps 10 --measure-peak "$@" \
-        --flops-dir "$folder/deepspeed"
-fi
-[ "$vendor_tools" = true ] || exit "$code"
-if nvidia-smi -L >/dev/null 2>&1; then
-    nvidia "$@"
 else
-    amd "$@"
+    attempt rocprofv3 bash "$here/run_rocprofv3.sh" --profile-dir "$folder/rocprofv3" --script "$script" --marker-trace -- "$@"
+    attempt rocprof-sys-run bash "$here/run_rocprof_sys.sh" --profile-dir "$folder/rocprof_sys" --script "$script" -- "$@"
+    attempt rocprof-compute bash "$here/run_rocprof_compute.sh" --profile-dir "$folder/rocprof_compute" --script "$script" -- "$@"
 fi
 exit "$code"

@@ -8,7 +8,4 @@
 #
 #     python ../version2_pytorch_fused/analyze_kernel_launches.py --trace-file complete_analysis/rocprofv3
 
-set -euo pipefail
-here=$(dirname "$0")
-case ${1-} in -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit ;; esac
-exec bash "$here/../version2_pytorch_fused/run_rocprofv3.sh" --script "$here/tiny_llama_v3.py" "$@"
+. "$(dirname "$0")/../version2_pytorch_fused/run_rocprofv3.sh"

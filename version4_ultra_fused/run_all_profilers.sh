@@ -6,7 +6,4 @@
 # Options and results are those of ../version2_pytorch_fused/run_all_profilers.sh. Every tool sees the kernels of the captured
 # step. rocprofv3 and ncu see spans only in the eager steps before the capture, or in every step with --no-capture-step.
 
-set -euo pipefail
-here=$(dirname "$0")
-case ${1-} in -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit ;; esac
-exec bash "$here/../version2_pytorch_fused/run_all_profilers.sh" --script "$here/tiny_llama_v4.py" "$@"
+. "$(dirname "$0")/../version2_pytorch_fused/run_all_profilers.sh"

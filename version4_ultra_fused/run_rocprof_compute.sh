@@ -7,7 +7,4 @@
 # counters do not depend on the capture. If a release does not count the kernels of a graph, add --no-capture-step: the same
 # kernels are then launched one by one.
 
-set -euo pipefail
-here=$(dirname "$0")
-case ${1-} in -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit ;; esac
-exec bash "$here/../version2_pytorch_fused/run_rocprof_compute.sh" --script "$here/tiny_llama_v4.py" "$@"
+. "$(dirname "$0")/../version2_pytorch_fused/run_rocprof_compute.sh"

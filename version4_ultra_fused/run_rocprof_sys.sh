@@ -6,7 +6,4 @@
 # Options and results are those of ../version2_pytorch_fused/run_rocprof_sys.sh. The host launches a captured step once. With
 # --no-capture-step it launches every kernel; compare the two timelines to see what the capture saves.
 
-set -euo pipefail
-here=$(dirname "$0")
-case ${1-} in -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit ;; esac
-exec bash "$here/../version2_pytorch_fused/run_rocprof_sys.sh" --script "$here/tiny_llama_v4.py" "$@"
+. "$(dirname "$0")/../version2_pytorch_fused/run_rocprof_sys.sh"

@@ -7,7 +7,4 @@
 # one. Spans (--marker-trace) are emitted where the host launches kernels, so the replay of a captured step has none: add
 # --no-capture-step to see them. A Triton kernel has the name of its function in kernels/.
 
-set -euo pipefail
-here=$(dirname "$0")
-case ${1-} in -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$0"; exit ;; esac
-exec bash "$here/../version2_pytorch_fused/run_rocprofv3.sh" --script "$here/tiny_llama_v4.py" "$@"
+. "$(dirname "$0")/../version2_pytorch_fused/run_rocprofv3.sh"

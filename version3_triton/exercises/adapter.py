@@ -30,9 +30,6 @@ def _without_gaps(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-# ------------------------------------------------------------------------------------------------------------- exercise 1
-
-
 def launch_add(kernel: KernelInterface, grid: tuple[int, ...], x: Tensor, y: Tensor, block: int) -> Tensor:
     """x + y, both [size]; the learner computes the grid."""
     out, x, y = new_output(x, *x.shape), x.contiguous(), y.contiguous()
@@ -45,9 +42,6 @@ def launch_softmax(kernel: KernelInterface, x: Tensor) -> Tensor:
     (rows, size), out = x.shape, new_output(x, *x.shape)
     launch(kernel, (rows,), (out,), x, out, size, *x.stride(), BLOCK=triton.next_power_of_2(size))
     return out
-
-
-# ------------------------------------------------------------------------------------------------------------- exercise 2
 
 
 def launch_swiglu_forward(kernel: KernelInterface, gate: Tensor, up: Tensor, block: int = 64) -> Tensor:
@@ -73,9 +67,6 @@ def launch_swiglu_backward(
     grid = rows, triton.cdiv(size, block)
     launch(kernel, grid, outputs, gate, up, dy, *outputs, size, gate.stride(0), up.stride(0), BLOCK=block)
     return outputs
-
-
-# ------------------------------------------------------------------------------------------------------------- exercise 3
 
 
 def launch_log_sum_exp(kernel: KernelInterface, x: Tensor, block: int = 16) -> Tensor:

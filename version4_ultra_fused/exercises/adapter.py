@@ -39,9 +39,7 @@ def _launch(kernel: KernelInterface, x: Tensor, w: Tensor, tile: Tile, outputs: 
 def launch_matmul(kernel: KernelInterface, x: Tensor, w: Tensor, tile: Tile) -> Tensor:
     """x W^T [M, N].
 
-    Args:
-        x: [M, K]; it is copied where it has gaps, as are other inputs but w.
-        w: [N, K], with any strides.
+    x [M, K] is copied where it has gaps, as are other inputs but w [N, K], which may have any strides.
     """
     y = new_output(x, len(x), len(w))
     _launch(kernel, x, w, tile, (y,))
@@ -51,9 +49,7 @@ def launch_matmul(kernel: KernelInterface, x: Tensor, w: Tensor, tile: Tile) -> 
 def launch_gate_up(kernel: KernelInterface, x: Tensor, w: Tensor, tile: Tile) -> tuple[Tensor, Tensor]:
     """Gate and up, whose columns take turns, [M, 2 F], and silu(gate) up [M, F].
 
-    Args:
-        x: [M, K].
-        w: [2 F, K], the rows of gate and up interleaved.
+    x is [M, K], and w [2 F, K] has the rows of gate and up interleaved.
     """
     outputs = new_output(x, len(x), len(w)), new_output(x, len(x), len(w) // 2)
     _launch(kernel, x, w, tile, outputs)
@@ -61,13 +57,7 @@ def launch_gate_up(kernel: KernelInterface, x: Tensor, w: Tensor, tile: Tile) ->
 
 
 def launch_residual(kernel: KernelInterface, x: Tensor, w: Tensor, stream: Tensor, tile: Tile) -> Tensor:
-    """stream + x W^T [M, N] in float32.
-
-    Args:
-        x: [M, K].
-        w: [N, K].
-        stream: [M, N], float32.
-    """
+    """stream + x W^T [M, N] in float32; x [M, K], w [N, K], stream [M, N] in float32."""
     out = new_output(stream, *stream.shape)
     _launch(kernel, x, w, tile, (out,), stream)
     return out

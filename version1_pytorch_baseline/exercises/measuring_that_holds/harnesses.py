@@ -7,7 +7,7 @@ A harness takes a device, times a launch on it, and returns a Claim. A device ha
     synchronize()    waits until all launched work is done
     now()            seconds on the host's clock
     launches         how many launches there were
-    next_process()   the device as a new process finds it; of the simulated one alone
+    processes(n)     the device as this process and the next n - 1 find it; of the simulated one alone
 """
 
 import functools
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 BUFFERS = range(16)
 Device = Any  # SimulatedGPU, or RealGPU of measure.py
 update_all, multiply = methodcaller("update", BUFFERS), methodcaller("product")  # of a device
+remembered = functools.cache(multiply)  # the first product of a device
 
 
 class Claim(NamedTuple):
@@ -38,8 +39,8 @@ class SimulatedGPU:
         self.x, self.launches, self.worked, self.cached = 1.0, 0, 0.0, [0] * 4
         self.host = self.idle_from = 0.0
 
-    def next_process(self) -> "SimulatedGPU":
-        return SimulatedGPU(self.process + 1)
+    def processes(self, count: int) -> list["SimulatedGPU"]:
+        return [SimulatedGPU(self.process + i) for i in range(count)]
 
     def now(self) -> float:
         return self.host
@@ -84,10 +85,7 @@ def honest(device: Device, launch: Callable[[Device], Any] = update_all) -> Clai
 
 
 def five_processes(device: Device) -> Claim:
-    found = []
-    for _ in range(5):
-        found.append(honest(device).seconds)
-        device = device.next_process()
+    found = [honest(each).seconds for each in device.processes(5)]
     return Claim(median(found), (max(found) - min(found)) / 2)
 
 
@@ -114,11 +112,6 @@ def one_process(device: Device) -> Claim:
     steps = [timed(device, update_all, 1) for _ in range(1000)]
     p20, *_, p80 = quantiles(steps, n=5)
     return Claim(mean(steps), (p80 - p20) / 2)
-
-
-@functools.cache
-def remembered(device: Device) -> float:
-    return device.product()
 
 
 def replayed(device: Device) -> Claim:

@@ -52,28 +52,16 @@ UNEXPLAINED = 0.1  # below this share of the measured time, neither FLOPs nor by
 MIB = 2**20
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-Shape = Sequence[int]
-
 
 @dataclass(frozen=True)
 class ProfileResult:
-    """The measured time and memory of one operation, and its work.
-
-    Attributes:
-        time_ms: time of one call.
-        memory_mb: memory in MB (2^20 bytes) that a call adds at its peak; 0 where it is not known.
-        flops: floating-point operations of one call.
-        bytes_moved: minimum bytes that a call moves: it reads every input once and writes every output once.
-    """
+    """The measured time and memory of a call of one operation, and its work."""
 
     name: str
     time_ms: float
-    memory_mb: float = 0.0
-    flops: int = 0
-    bytes_moved: int = 0
-
-
-# ----------------------------------------------------------------------------------------------------------------- inputs
+    memory_mb: float = 0.0  # MB (2^20 bytes) that it adds at its peak; 0 where it is not known
+    flops: int = 0  # floating-point operations
+    bytes_moved: int = 0  # the least that it can move: it reads every input once and writes every output once
 
 
 def projection_inputs(device: str, batch_size: int, seq_len: int, d_model: int) -> list[Tensor]:
@@ -87,7 +75,7 @@ def attention_inputs(device: str, batch: int, heads: int, seq_len: int, d_k: int
     return _random(device, *[(batch, heads, seq_len, d_k)] * 3)
 
 
-def _random(device: str, *shapes: Shape) -> list[Tensor]:
+def _random(device: str, *shapes: Sequence[int]) -> list[Tensor]:
     """Standard normal tensors, the same on every device; in float16 on a GPU, in float32 on a CPU."""
     dtype = torch.float16 if device == "cuda" else torch.float32
     generator = torch.Generator().manual_seed(0)
@@ -99,9 +87,6 @@ def to_jax(tensor: Tensor) -> Any:
     import jax
 
     return jax.device_put(tensor.cpu().numpy(), jax.devices("gpu" if devices.is_gpu(tensor.device) else "cpu")[0])
-
-
-# ------------------------------------------------------------------------------------------- memory, and what can run here
 
 
 def allocations(fn: Callable[..., object], args: Sequence[Any]) -> list[int]:
@@ -144,9 +129,6 @@ def jax_runs_on(device: str) -> bool:
     import jax
 
     return device == "cpu" or jax.default_backend() == "gpu"
-
-
-# --------------------------------------------------------------------------------------------------------------- commands
 
 
 def load(implementation: str) -> ModuleType:

@@ -34,10 +34,7 @@ DOCSTRING = '''"""Stage {upper}: Version 3, with one thing replaced or with noth
 
 
 class Neutral(ast.NodeTransformer):
-    """Removes docstrings and what `options.fixed` would choose, and renames the modules of kernels."""
-
-    def __init__(self, renamed: dict[str, str]) -> None:
-        self.renamed = renamed
+    """Removes docstrings and what `options.fixed` would choose."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
@@ -57,10 +54,9 @@ class Neutral(ast.NodeTransformer):
             node.keywords.append(ast.keyword("fixable", ast.Constant(False)))
         return self.generic_visit(node)
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
-        if node.module in self.renamed:
-            node.module = self.renamed[node.module]
-        return node
+
+def neutral(path: Path) -> Any:
+    return Neutral().visit(ast.parse(path.read_text()))
 
 
 def names(node: ast.AST) -> set[str]:
@@ -83,27 +79,18 @@ def handout(tree: ast.Module) -> str:
     return ast.unparse(ast.Module([*head, *(node for node in imports if node.names), *kept, *script], type_ignores=[]))
 
 
-def handouts() -> dict[str, str]:
-    """Name and text of every file."""
-    written = {name: (HERE / name).read_text() for name in SHARED}
-    for letter, number in STAGES.items():
-        [path] = HERE.glob(f"v3_stage{number}_*.py")
-        tree = ast.parse(path.read_text())
-        imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        kernels = {path.stem: f"kernel_{letter}" for path in HERE.glob("*_kernel.py") if path.stem in imported}
-        for name, renamed in kernels.items():
-            written[f"{renamed}.py"] = ast.unparse(Neutral({}).visit(ast.parse((HERE / f"{name}.py").read_text()))) + "\n"
-        docstring = DOCSTRING.format(letter=letter, upper=letter.upper())
-        written[f"stage_{letter}.py"] = f"{docstring}\n{handout(Neutral(kernels).visit(tree))}\n"
-    return written
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="the folder for the handouts")
     folder = writable_folder(cli.parse(parser).output_dir, "--output-dir")
-    for name, text in handouts().items():
-        write_text(folder / name, text)
+    for name in SHARED:
+        write_text(folder / name, (HERE / name).read_text())
+    for path in HERE.glob("kernel_*.py"):
+        write_text(folder / path.name, ast.unparse(neutral(path)) + "\n")
+    for letter, number in STAGES.items():
+        [path] = HERE.glob(f"v3_stage{number}_*.py")
+        docstring = DOCSTRING.format(letter=letter, upper=letter.upper())
+        write_text(folder / f"stage_{letter}.py", f"{docstring}\n{handout(neutral(path))}\n")
     print(f"wrote {', '.join(f'stage_{letter}.py' for letter in STAGES)} into {folder}")
 
 

@@ -36,32 +36,18 @@ __all__ = ["Stage", "StageOptions", "kernels", "v3"]
 class StageOptions(RunOptions):
     diagnose: bool
     fixed: bool = False
-    skip_check: bool = False
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage.
-
-    Attributes:
-        description: for --help.
-        file: of the stage; it names the record.
-        change: replaces parts of Version 3's model.
-        replaced: the options of the run, with parts replaced.
-        caveat: a sentence about what a device cannot show, or None.
-        defaults: of flags, where they are not Version 3's.
-        flags: of the stage alone, with what argparse takes for each.
-        fixable: whether it takes --fixed.
-    """
-
-    description: str | None
-    file: str
-    change: Callable[[nn.Module, StageOptions], None] = lambda model, options: None
-    replaced: Callable[[StageOptions], StageOptions] = lambda options: options
-    caveat: Callable[[torch.device], str | None] = lambda device: None
-    defaults: Mapping[str, object] = field(default_factory=dict)
-    flags: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    fixable: bool = True
+    description: str | None  # for --help
+    file: str  # of the stage; it names the record
+    change: Callable[[nn.Module, StageOptions], None] = lambda model, options: None  # replaces parts of Version 3's model
+    replaced: Callable[[StageOptions], StageOptions] = lambda options: options  # the options of the run, with parts replaced
+    caveat: Callable[[torch.device], str | None] = lambda device: None  # a sentence about what a device cannot show, or None
+    defaults: Mapping[str, object] = field(default_factory=dict)  # of flags, where they are not Version 3's
+    flags: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the stage alone, with what argparse takes for each
+    fixable: bool = True  # whether it takes --fixed
 
     def make_model(self, options: StageOptions) -> nn.Module:
         model = v3.make_model(options)

@@ -3,8 +3,6 @@
 import triton
 import triton.language as tl
 
-# ------------------------------------------------------------------------------------------------------------- problem 1a
-
 
 @triton.jit
 def add_kernel(x_ptr, y_ptr, out_ptr, size, BLOCK: tl.constexpr):
@@ -19,9 +17,6 @@ def add_kernel(x_ptr, y_ptr, out_ptr, size, BLOCK: tl.constexpr):
 def add_grid(size: int, block: int) -> tuple[int]:
     """The grid of `add_kernel`: the fewest programs that cover all elements."""
     return (triton.cdiv(size, block),)
-
-
-# ------------------------------------------------------------------------------------------------------------- problem 1b
 
 
 @triton.jit

@@ -6,8 +6,6 @@ import triton.language as tl
 from adapter import launch_swiglu_backward, launch_swiglu_forward
 from torch import Tensor
 
-# ------------------------------------------------------------------------------------------------------------- problem 2a
-
 
 @triton.jit
 def swiglu_forward_kernel(gate_ptr, up_ptr, y_ptr, size, gate_row, up_row, BLOCK: tl.constexpr):
@@ -19,9 +17,6 @@ def swiglu_forward_kernel(gate_ptr, up_ptr, y_ptr, size, gate_row, up_row, BLOCK
     up = tl.load(up_ptr + row * up_row + column, mask=inside, other=0.0).to(tl.float32)
     y = gate * tl.sigmoid(gate) * up  # silu(gate) stays in registers
     tl.store(y_ptr + row * size + column, y.to(y_ptr.dtype.element_ty), mask=inside)
-
-
-# ------------------------------------------------------------------------------------------------------------- problem 2b
 
 
 @triton.jit
@@ -41,9 +36,6 @@ def swiglu_backward_kernel(
     dup = dy * gate * sigmoid
     tl.store(dgate_ptr + place, dgate.to(dgate_ptr.dtype.element_ty), mask=inside)
     tl.store(dup_ptr + place, dup.to(dup_ptr.dtype.element_ty), mask=inside)
-
-
-# ------------------------------------------------------------------------------------------------------------- problem 2c
 
 
 class SwiGLU(torch.autograd.Function):

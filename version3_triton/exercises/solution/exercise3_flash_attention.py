@@ -3,8 +3,6 @@
 import triton
 import triton.language as tl
 
-# ------------------------------------------------------------------------------------------------------------- problem 3a
-
 
 @triton.jit
 def log_sum_exp_kernel(x_ptr, lse_ptr, size, x_row, BLOCK: tl.constexpr):
@@ -20,9 +18,6 @@ def log_sum_exp_kernel(x_ptr, lse_ptr, size, x_row, BLOCK: tl.constexpr):
         total = total * tl.exp(highest - new) + tl.sum(tl.exp(x - new), axis=0)
         highest = new
     tl.store(lse_ptr + row, highest + tl.log(total))
-
-
-# ------------------------------------------------------------------------------------------------------------ problem 3b
 
 
 @triton.jit

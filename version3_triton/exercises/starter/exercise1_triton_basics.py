@@ -7,8 +7,6 @@ a kernel are pointers, then sizes, then strides; ../adapter.py passes them. Stri
 import triton
 import triton.language as tl
 
-# ------------------------------------------------------------------------------------------------------------- problem 1a
-
 
 @triton.jit
 def add_kernel(x_ptr, y_ptr, out_ptr, size, BLOCK: tl.constexpr):
@@ -26,9 +24,6 @@ def add_kernel(x_ptr, y_ptr, out_ptr, size, BLOCK: tl.constexpr):
 def add_grid(size: int, block: int) -> tuple[int]:
     """The grid of `add_kernel`: the fewest programs that cover all elements."""
     raise NotImplementedError("add_grid: problem 1a of exercise1_triton_basics.md")
-
-
-# ------------------------------------------------------------------------------------------------------------- problem 1b
 
 
 @triton.jit

@@ -12,8 +12,6 @@ import triton.language as tl
 from adapter import launch_swiglu_backward, launch_swiglu_forward
 from torch import Tensor
 
-# ------------------------------------------------------------------------------------------------------------- problem 2a
-
 
 @triton.jit
 def swiglu_forward_kernel(gate_ptr, up_ptr, y_ptr, size, gate_row, up_row, BLOCK: tl.constexpr):
@@ -29,9 +27,6 @@ def swiglu_forward_kernel(gate_ptr, up_ptr, y_ptr, size, gate_row, up_row, BLOCK
     tl.static_assert(False, "swiglu_forward_kernel: problem 2a of exercise2_swiglu_optimization.md")
 
 
-# ------------------------------------------------------------------------------------------------------------- problem 2b
-
-
 @triton.jit
 def swiglu_backward_kernel(
         gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, size, gate_row, up_row, BLOCK: tl.constexpr,
@@ -43,9 +38,6 @@ def swiglu_backward_kernel(
         dgate_ptr, dup_ptr: [rows, size], contiguous; the outputs.
     """
     tl.static_assert(False, "swiglu_backward_kernel: problem 2b of exercise2_swiglu_optimization.md")
-
-
-# ------------------------------------------------------------------------------------------------------------- problem 2c
 
 
 class SwiGLU(torch.autograd.Function):

@@ -33,9 +33,6 @@ ADAMW = {"lr": 1e-2, "eps": 1e-4}  # AdamW divides by |g| + eps: a small eps wou
 Arrays = dict[str, np.ndarray]
 
 
-# -------------------------------------------------------------------------------------------------------------- processes
-
-
 def _on_one_rank(rank: int, store_file: str, job: Callable, arguments: tuple) -> Any:
     torch.set_num_threads(1)
     store = dist.FileStore(store_file, RANKS)
@@ -76,9 +73,6 @@ class Collectives(TorchDispatchMode):
         return operator(*arguments, **(keywords or {}))
 
 
-# ----------------------------------------------------------------------------------------------------- inputs and results
-
-
 def model(seed: int = 0) -> SmallModel:
     """The same weights for the same seed. The number of weights is odd, so two ranks cannot share them equally."""
     torch.manual_seed(seed)
@@ -101,9 +95,6 @@ def arrays(named: Iterable[tuple[str, Tensor | None]]) -> Arrays:
 
 def gradients(model: SmallModel) -> Arrays:
     return arrays((name, parameter.grad) for name, parameter in model.named_parameters())
-
-
-# ------------------------------------------------------------------------------------------------------------------- jobs
 
 
 def broadcast() -> Arrays:

@@ -29,7 +29,6 @@ import adapter
 import torch
 import torch.distributed as dist
 from small_model import SmallModel, random_batch
-from torch import Tensor
 
 Step = Callable[[], object]
 VOCABULARY, BUCKET_BYTES = 1000, 25 * 2**20
@@ -48,33 +47,20 @@ def after_backward(form: str, model: SmallModel) -> list[Step]:
     return [update]
 
 
-def train(model: SmallModel, batch: list[Tensor], calls: list[Step]) -> None:
-    model.zero_grad()
-    model(*batch).backward()
-    for call in calls:
-        call()
-
-
 def step_of(form: str, options: Namespace, device: torch.device) -> Step:
     torch.manual_seed(0)
     model = SmallModel(VOCABULARY, options.hidden_dim, 4 * options.hidden_dim, options.num_layers).to(device)
     batch = random_batch(dist.get_rank(), VOCABULARY, options.batch_size, options.seq_len)
-    return functools.partial(train, model, [part.to(device) for part in batch], after_backward(form, model))
+    ids, targets = (part.to(device) for part in batch)
+    calls = after_backward(form, model)
 
+    def step() -> None:
+        model.zero_grad()
+        model(ids, targets).backward()
+        for call in calls:
+            call()
 
-def measure(options: Namespace, device: torch.device) -> None:
-    """Prints the median of each form's step, which all ranks begin together."""
-    rows = []
-    for form in STEPS:
-        try:
-            step = step_of(form, options, device)
-            dist.barrier()
-            times = summarize(benchmark(step, device, iterations=options.num_steps))
-            rows.append([form, f"{times['median']:.3g}"])
-        except NotImplementedError as error:  # on all ranks
-            rows.append([form, f"not written: {error}"])
-    if dist.get_rank() == 0:
-        print(tables.text(["step", "ms"], rows))
+    return step
 
 
 def main() -> None:
@@ -92,7 +78,17 @@ def main() -> None:
     distributed.start(device, timeout=600)
     if here.main_process:
         print(f"{here.world_size} processes, {dist.get_backend()}, {devices.describe(device)['name']}, torch {torch.__version__}")
-    measure(options, device)
+    rows = []
+    for form in STEPS:
+        try:
+            step = step_of(form, options, device)
+            dist.barrier()  # all ranks begin together
+            times = summarize(benchmark(step, device, iterations=options.num_steps))
+            rows.append([form, f"{times['median']:.3g}"])
+        except NotImplementedError as error:  # on all ranks
+            rows.append([form, f"not written: {error}"])
+    if here.main_process:
+        print(tables.text(["step", "ms"], rows))
     dist.destroy_process_group()
 
 

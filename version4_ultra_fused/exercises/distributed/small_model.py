@@ -11,25 +11,17 @@ from torch import Tensor, nn
 # Shapes: B batch, S sequence, D hidden, F ffn, V vocabulary.
 
 
-class FeedForward(nn.Module):
-    def __init__(self, hidden: int, ffn: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden, ffn, bias=False)  # weight [F, D]
-        self.up_proj = nn.Linear(hidden, ffn, bias=False)  # weight [F, D]
-        self.down_proj = nn.Linear(ffn, hidden, bias=False)  # weight [D, F]
-
-    def forward(self, x: Tensor) -> Tensor:  # [..., D] -> [..., D]
-        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
-
-
 class Block(nn.Module):
     def __init__(self, hidden: int, ffn: int) -> None:
         super().__init__()
         self.norm = nn.RMSNorm(hidden, eps=1e-5)
-        self.mlp = FeedForward(hidden, ffn)
+        self.gate_proj = nn.Linear(hidden, ffn, bias=False)  # weight [F, D]
+        self.up_proj = nn.Linear(hidden, ffn, bias=False)  # weight [F, D]
+        self.down_proj = nn.Linear(ffn, hidden, bias=False)  # weight [D, F]
 
     def forward(self, x: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
-        return x + self.mlp(self.norm(x))
+        normed = self.norm(x)
+        return x + self.down_proj(swiglu(self.gate_proj(normed), self.up_proj(normed)))
 
 
 class SmallModel(nn.Module):

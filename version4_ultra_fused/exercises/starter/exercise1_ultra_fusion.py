@@ -10,8 +10,6 @@ import triton
 import triton.language as tl
 from plain_matmul import product
 
-# ------------------------------------------------------------------------------------------------------------ problem 1a
-
 
 @triton.jit
 def gate_up_kernel(
@@ -29,9 +27,6 @@ def gate_up_kernel(
     column = tl.program_id(1).to(tl.int64) * BN + tl.arange(0, BN)
     acc = product(x_ptr, w_ptr, row, column, M, N, K, w_row, w_depth, BM, BN, BK)
     tl.static_assert(False, "gate_up_kernel: problem 1a of exercise1_ultra_fusion.md")
-
-
-# ------------------------------------------------------------------------------------------------------------ problem 1b
 
 
 @triton.jit

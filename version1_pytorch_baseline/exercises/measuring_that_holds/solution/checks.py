@@ -33,10 +33,7 @@ def lasts(harness: Harness, device: Device, seconds: float = 10) -> float:
 
 def repeats(harness: Harness, device: Device, processes: int = 10) -> float:
     """Half the range of the seconds that a harness claims in several processes / the error that it claims in the first."""
-    claims = []
-    for _ in range(processes):
-        claims.append(harness(device))
-        device = device.next_process()
+    claims = [harness(each) for each in device.processes(processes)]
     seconds = [claim.seconds for claim in claims]
     return (max(seconds) - min(seconds)) / 2 / claims[0].error
 

@@ -4,12 +4,10 @@ A check gets a harness and a new device, and returns a ratio: about 1 or less fo
 harness; after that the device is warm. Replace each line that names its problem.
 """
 
-# ruff: noqa: F401  (imports for your code)
-
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations  # noqa: F401  (for your code)
 
-from harnesses import Device, Harness, multiply, timed, update_all
+from harnesses import Device, Harness, multiply, timed, update_all  # noqa: F401  (for your code)
 
 
 def waits_and_warms_up(harness: Harness, device: Device) -> float:

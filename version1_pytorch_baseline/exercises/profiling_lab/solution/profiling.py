@@ -22,8 +22,6 @@ from lab import DEVICE, ITERATIONS, WARMUP, ProfileResult
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-# ---------------------------------------------------------------------------------------------------------------- problem 1: time
-
 
 def benchmark_function(
     fn: Callable[..., object], args: Sequence[Any] = (), warmup: int = WARMUP, iterations: int = ITERATIONS, sync: bool = True
@@ -58,9 +56,6 @@ def benchmark_function(
     return statistics.median(end - start for start, end in marks)
 
 
-# -------------------------------------------------------------------------------------------------------------- problem 2: memory
-
-
 def added_memory(fn: Callable[..., object], args: Sequence[Any] = (), device: str = DEVICE) -> float:
     """MB that a call `fn(*args)` adds at its peak to what is allocated before it. A first call is not measured."""
     fn(*args)  # libraries allocate their workspaces here
@@ -70,9 +65,6 @@ def added_memory(fn: Callable[..., object], args: Sequence[Any] = (), device: st
     before = torch.cuda.memory_allocated()
     fn(*args)
     return (torch.cuda.max_memory_allocated() - before) / lab.MIB
-
-
-# ----------------------------------------------------------------------------------------- problem 3: the components of attention
 
 
 def component_work(batch_size: int, seq_len: int, d_model: int, num_heads: int, element_size: int) -> dict[str, tuple[int, int]]:
@@ -123,9 +115,6 @@ def profile_attention_components(
     return results
 
 
-# ------------------------------------------------------------------------------------------------------ problem 4: the bottleneck
-
-
 def identify_bottleneck(results: Sequence[ProfileResult]) -> tuple[str, float]:
     """The name of the result with the longest time, and its share of the total time in percent."""
     longest = max(results, key=lambda result: result.time_ms)
@@ -140,9 +129,6 @@ def classify_bound(result: ProfileResult, peak_flops: float, peak_bandwidth: flo
         "launch": lab.UNEXPLAINED * result.time_ms / 1e3,
     }
     return max(seconds, key=seconds.__getitem__)
-
-
-# ---------------------------------------------------------------------------------------------------- problem 5: faster attention
 
 
 def attention_baseline(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
@@ -181,9 +167,6 @@ def compare_optimizations(batch: int, heads: int, seq_len: int, d_k: int, device
         return {name: 1e3 * benchmark_function(optimize_attention, (q, k, v, level)) for name, level in levels.items()}
 
 
-# ----------------------------------------------------------------------------------------------------------------- problem 6: JAX
-
-
 def attention_jax(Q: Any, K: Any, V: Any) -> Any:
     """attention_baseline as one jitted JAX function; JAX arrays [B, H, S, dk] in and out."""
     return _jitted_attention()(Q, K, V)
@@ -217,16 +200,13 @@ def profile_attention_components_jax(
     def score_computation(q, k):
         return q @ k.swapaxes(-2, -1) / math.sqrt(d_k)
 
-    def softmax(scores):
-        return jax.nn.softmax(scores, axis=-1)
-
     def weighted_sum(weights, v):
         return weights @ v
 
     def output_projection(context, w):
         return context.swapaxes(1, 2).reshape(batch_size, seq_len, d_model) @ w.T
 
-    jitted = [jax.jit(fn) for fn in (qkv_projection, score_computation, softmax, weighted_sum, output_projection)]
+    jitted = [jax.jit(fn) for fn in (qkv_projection, score_computation, jax.nn.softmax, weighted_sum, output_projection)]
     q, k, v = jitted[0](x, w_qkv)
     scores = jitted[1](q, k)
     weights = jitted[2](scores)

@@ -26,8 +26,6 @@ from lab import DEVICE, ITERATIONS, WARMUP, ProfileResult
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-# ---------------------------------------------------------------------------------------------------------------- problem 1: time
-
 
 def benchmark_function(
     fn: Callable[..., object], args: Sequence[Any] = (), warmup: int = WARMUP, iterations: int = ITERATIONS, sync: bool = True
@@ -42,9 +40,6 @@ def benchmark_function(
     raise NotImplementedError("benchmark_function: problem 1 in README.md")
 
 
-# -------------------------------------------------------------------------------------------------------------- problem 2: memory
-
-
 def added_memory(fn: Callable[..., object], args: Sequence[Any] = (), device: str = DEVICE) -> float:
     """MB that a call `fn(*args)` adds at its peak to what is allocated before it. A first call is not measured.
 
@@ -52,9 +47,6 @@ def added_memory(fn: Callable[..., object], args: Sequence[Any] = (), device: st
         device: "cpu", where `lab.allocations` lists what a call allocates and frees, or "cuda".
     """
     raise NotImplementedError("added_memory: problem 2 in README.md")
-
-
-# ----------------------------------------------------------------------------------------- problem 3: the components of attention
 
 
 def component_work(batch_size: int, seq_len: int, d_model: int, num_heads: int, element_size: int) -> dict[str, tuple[int, int]]:
@@ -83,9 +75,6 @@ def profile_attention_components(
     raise NotImplementedError("profile_attention_components: problem 3 in README.md")
 
 
-# ------------------------------------------------------------------------------------------------------ problem 4: the bottleneck
-
-
 def identify_bottleneck(results: Sequence[ProfileResult]) -> tuple[str, float]:
     """The name of the result with the longest time, and its share of the total time in percent."""
     raise NotImplementedError("identify_bottleneck: problem 4 in README.md")
@@ -98,9 +87,6 @@ def classify_bound(result: ProfileResult, peak_flops: float, peak_bandwidth: flo
         peak_flops, peak_bandwidth: of the device, in FLOP/s and bytes/s.
     """
     raise NotImplementedError("classify_bound: problem 4 in README.md")
-
-
-# ---------------------------------------------------------------------------------------------------- problem 5: faster attention
 
 
 def attention_baseline(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
@@ -123,9 +109,6 @@ def optimize_attention(Q: Tensor, K: Tensor, V: Tensor, optimization_level: int)
 def compare_optimizations(batch: int, heads: int, seq_len: int, d_k: int, device: str = DEVICE) -> dict[str, float]:
     """Milliseconds of one call without gradients: `baseline`, `sdpa`, and where they can run here `compiled` and `flash`."""
     raise NotImplementedError("compare_optimizations: problem 5 in README.md")
-
-
-# ----------------------------------------------------------------------------------------------------------------- problem 6: JAX
 
 
 def attention_jax(Q: Any, K: Any, V: Any) -> Any:

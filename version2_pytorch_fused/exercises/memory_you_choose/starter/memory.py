@@ -3,14 +3,12 @@
 Replace each line that names its problem, and run `pytest test_exercises.py` in the folder above.
 """
 
-# ruff: noqa: F401  (imports for your code)
-
-import math
+import math  # noqa: F401  (for your code)
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from common.analysis.formulas import flops
+from common.analysis.formulas import flops  # noqa: F401  (for your code)
 from common.config import ModelConfig
 
 import torch
