@@ -109,7 +109,7 @@ class CausalAttention:
         self.inputs = tuple(x.detach().requires_grad_() for x in (q, k, v))
         with torch.set_grad_enabled(not torch.is_inference_mode_enabled()), self.order():
             if self.form == "fa4":
-                self.graph = fa4(*self.inputs, exact)  # [B, H, S, Dh]
+                self.graph = fa4(*self.inputs, exact=exact)  # [B, H, S, Dh]
             else:
                 self.graph = (flash_attention if self.form == "version3" else reference).attention(*self.inputs)
         self.out = self.graph.detach().transpose(1, 2).flatten(2).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""The shell script that runs all stages: which runs it makes, with a stand-in for Python, and a real one."""
+"""The shell script that runs all stages: which runs it makes, with stand-ins for Python and rocprofv3, and a real one."""
 
 import json
 import subprocess
@@ -31,12 +31,14 @@ if "v3_stage4" in arguments[0]:
 
 @pytest.fixture
 def run_all(tmp_path) -> Callable[..., tuple[subprocess.CompletedProcess, list[list[str]]]]:
-    """run_all(*arguments, check=0): how it ended, and the command lines that it gave to the tools."""
+    """run_all(*arguments, check=0, rocprof=False): how it ended, and the command lines that it gave to the tools."""
     (tmp_path / "python.py").write_text(PYTHON)
     machine = Machine(tmp_path)
     machine.command("python", f'"{sys.executable}" -IS "{tmp_path / "python.py"}" "$@"')
 
-    def run(*arguments: str, **options):
+    def run(*arguments: str, rocprof: bool = False, **options):
+        if rocprof:
+            machine.tools("rocprofv3")
         machine.calls_file.unlink(missing_ok=True)
         done = machine.run(RUN_ALL, *arguments, **options)
         return done, machine.calls
@@ -64,6 +66,18 @@ def test_every_stage_runs_with_and_without_its_fix(run_all):
     assert Path(calls[-1][1]).name == "compare_stages.py"
     assert calls[-1][2:] == ["--results-dir", "./results", "--output", "./results/comparison.md"]
     assert sum(Path(call[1]).name == "analyze_kernel_launches.py" for call in calls) == 7
+
+
+def test_rocprofv3_takes_the_profile_where_there_is_one(run_all):
+    _, calls = run_all("--stages", "5", "--results-dir", "here", rocprof=True)
+    measured, profiled = trained(calls)
+    [rocprof] = [call for call in calls if call[0] == "rocprofv3"]
+    assert rocprof[rocprof.index("--") + 1 :] == profiled and profiled[-2:] == ["--num-steps", "5"]
+    assert {"--kernel-trace", "--stats", "--truncate-kernels"} < set(rocprof)
+    assert value(rocprof, "--output-format") == "csv" and value(rocprof, "-d") == "here/stage5_profile"
+    assert "--profile-dir" not in measured + profiled
+    _, calls = run_all("--stages", "5", rocprof=True, DEVICE_FOUND="cpu")
+    assert all(call[0] == "python" for call in calls)
 
 
 def test_a_cpu_gets_a_small_model(run_all):

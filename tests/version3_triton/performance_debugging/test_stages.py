@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 if stages.kernels.HAS_TRITON:  # imported while the interpreter is asked for
-    import kernel_4
+    import swiglu_kernel
 needs_triton = pytest.mark.skipif(not stages.kernels.HAS_TRITON, reason="needs Triton")
 
 
@@ -116,7 +116,7 @@ def test_own_dot_products_are_right_and_no_matrix_product(no_kernels):
 def test_the_naive_kernel(dtype):
     x, weight = torch.randn(1, 5, 150, device=DEVICE).to(dtype), torch.randn(6, 150, device=DEVICE).to(dtype)
     expected = swiglu(x.double(), weight.double())
-    assert (kernel_4.swiglu(x, weight) - expected).abs().max() < 4 * torch.finfo(dtype).eps * expected.abs().max()
+    assert (swiglu_kernel.swiglu(x, weight) - expected).abs().max() < 4 * torch.finfo(dtype).eps * expected.abs().max()
 
 
 # Stage 6

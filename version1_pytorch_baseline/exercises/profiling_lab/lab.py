@@ -52,6 +52,8 @@ UNEXPLAINED = 0.1  # below this share of the measured time, neither FLOPs nor by
 MIB = 2**20
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
+Shape = Sequence[int]
+
 
 @dataclass(frozen=True)
 class ProfileResult:
@@ -75,7 +77,7 @@ def attention_inputs(device: str, batch: int, heads: int, seq_len: int, d_k: int
     return _random(device, *[(batch, heads, seq_len, d_k)] * 3)
 
 
-def _random(device: str, *shapes: Sequence[int]) -> list[Tensor]:
+def _random(device: str, *shapes: Shape) -> list[Tensor]:
     """Standard normal tensors, the same on every device; in float16 on a GPU, in float32 on a CPU."""
     dtype = torch.float16 if device == "cuda" else torch.float32
     generator = torch.Generator().manual_seed(0)

@@ -85,7 +85,7 @@ def main() -> None:
     folder = writable_folder(cli.parse(parser).output_dir, "--output-dir")
     for name in SHARED:
         write_text(folder / name, (HERE / name).read_text())
-    for path in HERE.glob("kernel_*.py"):
+    for path in HERE.glob("*_kernel.py"):
         write_text(folder / path.name, ast.unparse(neutral(path)) + "\n")
     for letter, number in STAGES.items():
         [path] = HERE.glob(f"v3_stage{number}_*.py")

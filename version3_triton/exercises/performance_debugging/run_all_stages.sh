@@ -15,7 +15,8 @@
 #
 #     DIR/stageN_output.log, stageN_fixed_output.log        output of the runs
 #     DIR/stageN_metrics.json, stageN_fixed_metrics.json    their records
-#     DIR/stageN_profile.csv                                times of kernels (on a CPU: operators) by torch.profiler
+#     DIR/stageN_profile.csv                                times of kernels by rocprofv3 if it is installed, otherwise of kernels
+#                                                           (on a CPU: operators) by torch.profiler
 #     DIR/stageN_profile/                                   the profiler's own files, such as the trace
 #     DIR/comparison.md                                     the comparison, which is also printed
 
@@ -69,9 +70,13 @@ run() { # NAME SCRIPT ARGUMENTS...: adds to the log of that name
 }
 
 measure() { # NAME SCRIPT ARGUMENTS...: a run and a profile
-    run "$@" --profile-dir "$folder/$1_profile" &&
-        python "$root/version2_pytorch_fused/analyze_kernel_launches.py" --trace-file "$folder/$1_profile" \
-            --csv-out "$folder/$1_profile.csv" >>"$folder/$1_output.log" 2>&1
+    if [ "$device" = cuda ] && command -v rocprofv3 >/dev/null; then
+        run "$@" && bash "$root/version2_pytorch_fused/run_rocprofv3.sh" --profile-dir "$folder/$1_profile" --script "$2" -- \
+            "${arguments[@]}" "${@:3}" --num-steps 5 >>"$folder/$1_output.log" 2>&1
+    else
+        run "$@" --profile-dir "$folder/$1_profile"
+    fi && python "$root/version2_pytorch_fused/analyze_kernel_launches.py" --trace-file "$folder/$1_profile" \
+        --csv-out "$folder/$1_profile.csv" >>"$folder/$1_output.log" 2>&1
 }
 
 tried() { # NAME COMMAND...: goes on after a failed run, but not after wrong input or a signal
