@@ -44,7 +44,9 @@ def report(run: Any, ended: BaseException | None) -> None:
     if run.profiler and run.profiler.recorded:  # a run that was stopped may not have reached the steps that are profiled
         _write_profile(run)
     if run.options.validate_setup and ranks.here().main_process:
-        _check_files(run)
+        record = run_record.read(run.metrics)  # reads back what the run wrote
+        profiled = "".join(f", {path} holds {len(step_profile.read(path)['operators']):,} operators" for path in run.profiles[:1])
+        print(f"setup ok: {record['parameters']:,} parameters get gradients, {run.metrics} can be read{profiled}")
     versions, script = sorted(ROOT.glob("version*_*/tiny_llama_v*.py")), Path(sys.argv[0]).resolve()
     alone = not ranks.here().launched and not run.options.checkpoint_dir  # or the same command would not do the same again
     if script in versions and alone and run.outcome.status == "completed":
@@ -70,13 +72,6 @@ def _write_profile(run: Any) -> None:
         flop_counts.add_work(run.flops[0], profiler.profile_path)
     for path in run.profiles:
         print(f"  {'page' if path.suffix == '.html' else 'profile':<12} {path}")
-
-
-def _check_files(run: Any) -> None:
-    """Reads back what the run wrote, and prints a line."""
-    record = run_record.read(run.metrics)
-    profiled = "".join(f", {path} holds {len(step_profile.read(path)['operators']):,} operators" for path in run.profiles[:1])
-    print(f"setup ok: {record['parameters']:,} parameters get gradients, {run.metrics} can be read{profiled}")
 
 
 def _next(run: Any, later: Sequence[Path]) -> list[str]:
