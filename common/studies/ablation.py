@@ -23,7 +23,7 @@ from types import ModuleType
 from common import device as devices
 from common import files, signals
 from common.analysis.comparisons.ablation_effects import FUSIONS
-from common.analysis.profiles import load_kernels
+from common.analysis.profiles import kernel_table, load_kernels
 from common.errors import UsageError
 from common.options import Options
 from common.precision import Precision, amp_dtype
@@ -112,9 +112,9 @@ def measure(version: ModuleType, options: Options, every: bool, rounds: int, pat
         losses = [train().item() for train in trains]
         with progress("counting the launches of each combination"):
             counts = [count(train) for train in trains]
-    for combination, loss, (launches, _) in zip(found, losses, counts, strict=True):
-        combination |= {"loss": loss, "steps": combination["steps"] + 1, "launches_per_step": launches}
-    measured["notes"] = list(dict.fromkeys(note for _, notes in counts for note in notes))
+    for combination, loss, counted in zip(found, losses, counts, strict=True):
+        combination |= {"loss": loss, "steps": combination["steps"] + 1, "launches_per_step": launches_per_step(counted)}
+    measured["notes"] = list(dict.fromkeys(note for counted in counts for note in counted.notes))
     files.write_measurement(path, measured, "--output-dir")
     return 128 + received[0] if received else 0
 
@@ -144,15 +144,16 @@ def build(
     return train, peak if devices.is_gpu(device) else None
 
 
-def count(train: Callable[[], object]) -> tuple[float, tuple[str, ...]]:
-    """Launches per step, from a trace of two steps, and notes of its reader.
-
-    They are kernels without copies and fills; on a CPU, operator calls that do work.
-    """
+def count(train: Callable[[], object]) -> kernel_table.Kernels:
+    """The kernels of two steps, from a trace in a folder that is then removed."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profiler.trace(train, path, active=2)
-        counted = load_kernels.load(path)
-    assert counted.steps, "a trace of ours marks its steps"
+        return load_kernels.load(path)
+
+
+def launches_per_step(counted: kernel_table.Kernels) -> float:
+    """Kernels per step without copies and fills; on a CPU, operator calls that do work."""
     wanted = counted.table.category.isin(["kernel", "operator"])
-    return float(counted.table.calls[wanted].sum()) / counted.steps, counted.notes
+    assert counted.steps, "a trace of ours marks its steps"
+    return float(counted.table.calls[wanted].sum()) / counted.steps

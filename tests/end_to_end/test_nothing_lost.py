@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from common import cli, files, timing
@@ -114,7 +115,8 @@ def ended(monkeypatch, execute, known_ceilings, tmp_path) -> Iterator[Callable[.
     (tmp_path / "small.yaml").write_text(SMALL)
     monkeypatch.setattr(devices, "compile_problem", lambda device: "torch.compile is left out")
     monkeypatch.setattr(ablation, "combinations", lambda *_: [(False,) * 4, (True, False, False, False)])
-    monkeypatch.setattr(ablation, "count", lambda *_: (1.0, ()))
+    monkeypatch.setattr(ablation, "count", lambda *_: SimpleNamespace(are_operators=True, notes=[]))
+    monkeypatch.setattr(ablation, "launches_per_step", lambda counted: 1.0)
     monkeypatch.setattr(kernels, "INTERPRETED", False)
 
     def run(script: Script, how: Callable[[], object], check: int) -> str:
