@@ -79,28 +79,19 @@ def stream_before_capture() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def garbage_apart() -> Iterator[None]:
-    """For a capture: collects garbage before it, and what is older than the capture not before its end.
-
-    A capture fails if Python meanwhile frees another graph or a module of kernels, or if garbage still holds the autograd graph
-    of a step on the default stream. PyTorch 2.9 and later leave this to the program (pytorch pull request 161037).
-    """
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-@contextlib.contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, collectives: bool, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
     """Captures what the code inside it launches; with `collectives` another thread may ask the GPU for something meanwhile, as
     NCCL's does. An error of that code is raised, and not the one with which the broken capture then ends.
+
+    A capture fails if Python meanwhile frees another graph or a module of kernels, or if garbage still holds the autograd graph
+    of a step on the default stream. So garbage is collected before, and what is older than the capture not before its end.
+    PyTorch 2.9 and later leave this to the program (pytorch pull request 161037).
     """
     mode, first = "thread_local" if collectives else "global", None
+    gc.collect()
+    gc.freeze()
     try:
-        with garbage_apart(), torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
             try:
                 yield
             except BaseException as error:
@@ -108,6 +99,8 @@ def capturing(graph: torch.cuda.CUDAGraph, collectives: bool, stream: torch.cuda
                 raise
     except RuntimeError as error:
         raise (first or error) from None
+    finally:
+        gc.unfreeze()
 
 
 def capture_graph(work: Callable[[], object], times: int = 1) -> Callable[[], None]:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from common import cli, exercises, files, weights
+from common import cli, exercises, files
 from common import device as devices
 from common.analysis.formulas import flops
 from common.config import ModelConfig
@@ -47,7 +47,7 @@ class Decoder:
         self.cache, self.whole = exercises.load(HERE, "kv_cache", unset="solution"), version.attention
         version.attention = self.attend  # before the model is made: its layers may keep the function
         self.config, self.device, self.temperature = options.model, devices.select(options.device), 0.0
-        with self.device, weights.drawn_on(self.device):
+        with self.device:
             self.model = version.make_model(version_files.switched(version, options)).to(self.device)
         self.tables = self.model.cos, self.model.sin  # [S_max, Dh], which stay float32
         self.model.to(dtype)

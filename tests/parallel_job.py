@@ -66,7 +66,10 @@ def trained(version, form: str | None, amp: torch.dtype | None, here: ranks.Rank
         checkpoint_activations=kind,
     )  # fmt: skip
     precision = Precision(CPU, amp)
-    prepared = preparation.prepare_for_study(version, options, precision, batches[0], passes=2, form=form)
+    model = preparation.place(version.make_model(options), CPU, form, captured=False, checkpointed=kind)
+    optimizer = preparation.adapt(version.make_optimizer(model, options), precision, form, captured=False)
+    prepared = preparation.Prepared(model, optimizer, version.make_step(model, optimizer, precision))
+    preparation.warm_up(prepared, precision, batches[0], passes=2, form=form)
     with preparation.without_update(prepared.optimizer, precision):
         preparation.repeat(prepared.step, prepared.optimizer, batches[0], 1)
         held = checkpoint.whole_states(prepared.optimizer)

@@ -11,11 +11,9 @@ from typing import Any
 
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.output.tables import Table
 from common.errors import RunError
 from common.records import study_files
 from common.records.study_files import Benchmark
-from common.studies import known_models
 from common.studies.benchmark import place, reason
 
 import pandas
@@ -64,12 +62,14 @@ def analyze(path: Path) -> Report:
         report.section("Energy")
         report.table([*SHAPE.values(), "ms/step", "J/step", "mJ/token"], rows(found, "ms", "joules", "mj_per_token"))
     if "accuracy" in measured["metrics"]:
-        baseline = next(iter(known_models.version_scripts()))
         report.section("Accuracy")
-        report.table(*accuracy_table(measured))
+        columns = ["model", "logits_error", "gradient_error", "gradient"]
+        header = ["model", "error of the logits", "largest of a gradient", "which is of"]
+        compared = [[entry.get(name) for name in columns] for entry in measured["accuracy"] if entry["status"] == "ok"]
+        report.table(header, compared)
         report.text(
             f"At B {measured['batch_sizes'][0]}, S {measured['sequence_lengths'][0]} only: the largest difference over the "
-            f"largest element, against {baseline} in float64. {baseline}'s own errors are rounding."
+            "largest element, against the first version in float64. The first version's own errors are rounding."
         )
     missing = [entry for entry in entries if entry["status"] != "ok"]
     facts = [("The run was interrupted", "cells are missing, or lack repeats")] * (measured["status"] == "interrupted")
@@ -106,10 +106,3 @@ def results(measured: Benchmark) -> dict[tuple[str, int, int], Row]:
 def rows(found: Mapping[Any, Row], *names: str) -> list[list[Any]]:
     """The shape of each measured cell, and its numbers of these names."""
     return [[row[name] for name in (*SHAPE, *names)] for row in found.values() if row["ms"]]
-
-
-def accuracy_table(measured: Benchmark) -> Table:
-    """The errors against float64."""
-    columns = ["model", "logits_error", "gradient_error", "gradient"]
-    rows = [[entry.get(name) for name in columns] for entry in measured["accuracy"] if entry["status"] == "ok"]
-    return ["model", "error of the logits", "largest of a gradient", "which is of"], rows

@@ -196,19 +196,15 @@ def analyze(measured: Mapping[str, Any]) -> Report:
     return report
 
 
-def frame(timings: list[Any]) -> pandas.DataFrame:
-    """A row for each product; `ms`, `p20` and `p80` are of its summary."""
-    rows = pandas.DataFrame([{**timing, **timing["ms"], "ms": timing["ms"]["median"]} for timing in timings])
-    return rows[[*POINT, *Product._fields, "ms", "p20", "p80"]]
-
-
 def describe(measured: Mapping[str, Any]) -> pandas.DataFrame:
     """A row of the CSV for each product of the step at each point of the grid.
 
     `limit` is the longest of the times for its work at the GEMM ceiling (compute), for its bytes at the copy's bandwidth
     (memory), and for issuing one operation (launch); `intensity` is in FLOP/byte.
     """
-    rows, best = frame(measured["gemms"]), measured["ceilings"]
+    timings, best = measured["gemms"], measured["ceilings"]
+    rows = pandas.DataFrame([{**timing, **timing["ms"], "ms": timing["ms"]["median"]} for timing in timings])
+    rows = rows[[*POINT, *Product._fields, "ms", "p20", "p80"]]
     batch, m, n, k = (rows[name].astype(float) for name in ("batch", "m", "n", "k"))
     flops, moved = 2 * batch * m * n * k, measured["element_bytes"] * batch * (m * k + k * n + m * n)
     seconds = {"compute": flops / best["flops_per_second"], "memory": moved / best["bytes_per_second"]}

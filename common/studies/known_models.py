@@ -14,7 +14,7 @@ from common import device as devices
 from common.errors import UsageError
 from common.precision import amp_dtype
 from common.studies import external_baselines
-from common.training import version_files
+from common.training import record, version_files
 
 COMPILED, FP8, CAPTURED = "-compile", "-fp8", "-captured"
 WITHOUT = "-no-"
@@ -33,17 +33,16 @@ class Model(NamedTuple):
         return version_files.load(self.path) if self.path else external_baselines.PEERS[self.name.removesuffix(CAPTURED)]
 
 
-def version_scripts(root: Path = ROOT) -> dict[str, Path]:
-    """The file of each version by name, in the order of the folders; the first one is the baseline."""
-    return {path.stem.removeprefix("tiny_llama_"): path for path in sorted(root.glob("version*_*/tiny_llama_v*.py"))}
-
-
 def find(root: Path = ROOT) -> dict[str, Model]:
-    """The models by name: the versions in the folders of `root`, their variants, and the external baselines."""
+    """The models by name: the versions in the folders of `root`, of which the first is the baseline, their variants, and the
+    external baselines.
+    """
     found, without = [], []
     eager = []  # those that are captured only when asked to be
-    for name, path in version_scripts(root).items():
-        version, own = version_files.load(path), [Model(name, path)]
+    for path in sorted(root.glob("version*_*/tiny_llama_v*.py")):
+        version = version_files.load(path)
+        name = record.name(version)
+        own = [Model(name, path)]
         switches = getattr(version, "SWITCHES", {})
         for switch, end in (("torch-compile", COMPILED), ("fp8", FP8)):
             if switch in switches:

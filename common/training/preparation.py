@@ -38,9 +38,8 @@ class Prepared(NamedTuple):
 
 
 def prepare_for_study(
-    version: Any, options: Options, precision: Precision, batch: Batch, *, passes: int = 1,
-    form: str | None = None, model: nn.Module | None = None,
-) -> Prepared:  # fmt: skip
+    version: Any, options: Options, precision: Precision, batch: Batch, model: nn.Module | None = None
+) -> Prepared:
     """A version's training step for a study, made and checked as in a run, of a `model` that it has made or makes now.
 
     `version` is a module as in `version_files`, or an object with the same functions.
@@ -50,14 +49,14 @@ def prepare_for_study(
     captured = capture.wanted(options.capture_step, getattr(version, "CAPTURED", False), precision.device)
     if captured:
         capture.check_supported(precision.device, options.switches.get("torch-compile"))
-    placed = place(model or version.make_model(options), precision.device, form, captured, options.checkpoint_activations)
-    optimizer = adapt(version.make_optimizer(placed, options), precision, form, captured)
+    placed = place(model or version.make_model(options), precision.device, None, captured, options.checkpoint_activations)
+    optimizer = adapt(version.make_optimizer(placed, options), precision, None, captured)
     made = Prepared(placed, optimizer, version.make_step(placed, optimizer, precision))
-    warm_up(made, precision, batch, passes=passes, form=form)
+    warm_up(made, precision, batch)
     return captured_step(made, precision, batch) if captured else made
 
 
-def place(model: Model, device: torch.device, form: str | None, captured: bool, checkpointed: str = "none") -> Model:
+def place(model: Model, device: torch.device, form: str | None, captured: bool, checkpointed: str) -> Model:
     """The model on the device, in the form that a training step calls: `checkpointed`, and in that of several processes."""
     model.to(device)
     if checkpointed != "none":
