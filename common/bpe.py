@@ -9,7 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from common import ROOT
@@ -19,6 +19,7 @@ import numpy as np
 from tokenizers.implementations import ByteLevelBPETokenizer
 
 TRAINING_TEXT = 2**26  # characters that a BPE is trained on at most; the standard library has about 10 million
+ENCODED_AT_ONCE = 8  # texts: the work takes about 100 bytes for each character that is encoded at once
 
 
 def build(texts: Sequence[str], vocab_size: int, folder: Path) -> None:
@@ -35,6 +36,12 @@ def build(texts: Sequence[str], vocab_size: int, folder: Path) -> None:
         raise RunError(f"the text could not be cut into tokens: {last or f'exit code {done.returncode}'}")
 
 
+def _encoded(tokenizer: ByteLevelBPETokenizer, texts: Sequence[str]) -> Iterator[np.ndarray]:
+    for start in range(0, len(texts), ENCODED_AT_ONCE):
+        for encoding in tokenizer.encode_batch([*texts[start : start + ENCODED_AT_ONCE]]):
+            yield np.array(encoding.ids, dtype=np.uint32)
+
+
 def main() -> None:
     """Does the work, in a process that `build` has started."""
     vocab_size, folder, texts = int(sys.argv[1]), Path(sys.argv[2]), pickle.load(sys.stdin.buffer)
@@ -42,9 +49,7 @@ def main() -> None:
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(texts[::every], vocab_size, min_frequency=0, show_progress=False)
     tokenizer.save(str(folder / "tokenizer.json"))
-    # One text after the other: the work takes about 100 bytes for each character that is encoded at once.
-    encoded = [np.array(tokenizer.encode(text).ids, dtype=np.uint32) for text in texts]
-    np.save(folder / "tokens.npy", np.concatenate(encoded))
+    np.save(folder / "tokens.npy", np.concatenate([*_encoded(tokenizer, texts)]))
 
 
 if __name__ == "__main__":

@@ -157,14 +157,18 @@ class Batches:
         return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
+def cache_folder() -> Path:
+    """The folder of the caches, made if need be. UsageError: it cannot be written to."""
+    return writable_folder(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiny_llama", "XDG_CACHE_HOME")
+
+
 def _tokenized(name: str, texts: Sequence[str], vocab_size: int) -> Dataset:
-    """The cached tokens of texts, under the sha256 of all. UsageError: the folder of the cache cannot be written to."""
+    """The cached tokens of texts, under the sha256 of all."""
     import tokenizers
 
-    cache = writable_folder(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiny_llama", "XDG_CACHE_HOME")
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     key = f"{digest[:16]}-v{vocab_size}-py{platform.python_version()}-tokenizers{tokenizers.__version__}"
-    folder = cache / key
+    folder = cache_folder() / key
     if not folder.exists():
         _build(folder, [piece for text in texts for piece in _pieces(text)], vocab_size)
     try:  # mapped, as copies of what is written to, because PyTorch takes no array that cannot be

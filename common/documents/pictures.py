@@ -16,7 +16,6 @@ from common.analysis.output import plots, run_facts
 from common.analysis.output.tables import format_number
 from common.analysis.profiles import chrome_trace, kernel_names
 from common.analysis.reports import bandwidth
-from common.analysis.reports.roofline import draw_roof
 from common.config import ModelConfig
 from common.documents import versions
 from common.errors import UsageError
@@ -231,14 +230,20 @@ def _under_the_roof(
     known = peaks.datasheet(device)
     if not known:
         raise UsageError(f"{path}: the data sheet of {device} is not in common/analysis/formulas/peaks.py")
-    roof: Any = {"flops_per_second": known[compute], "bytes_per_second": known["bandwidth"]}
     peak, rate = known[compute] / 1e12, known["bandwidth"] / 1e12
     figure = plots.new(WIDTH, 4.2)
     axes = figure.subplots()
-    draw_roof(axes, roof, [at for at, _ in points.values()])
-    shown = [format_number(number) for number in (peak, rate, peak / rate)]
-    axes.set_title("roof: {} TFLOP/s and {} TB/s, which meet at {} FLOP/byte".format(*shown))
+    ridge, low, high = peak / rate, min(at for at, _ in points.values()) / 2.5, 60 * peak / rate
+    bottom, top = min(reached for _, reached in points.values()) / 10, 5 * peak
+    axes.fill_between([low, ridge], bottom, top, color=plots.SKY, alpha=0.12, linewidth=0)
+    axes.fill_between([ridge, high], bottom, top, color=plots.ORANGE, alpha=0.12, linewidth=0)
+    axes.plot([low, ridge, high], [low * rate, peak, peak], color=plots.BLACK)
+    axes.text(low * 1.2, top / 1.4, f"memory-bound\nroof: intensity x {format_number(rate)} TB/s", va="top")
+    axes.text(high / 1.2, top / 1.4, f"compute-bound\nroof: {format_number(peak)} TFLOP/s", ha="right", va="top")
+    axes.text(ridge / 1.2, bottom * 1.4, f"ridge point\n{format_number(ridge)} FLOP/byte", ha="right")
     for number, (name, point) in enumerate(points.items()):
-        axes.plot(*point, linestyle="", label=name, **plots.style(number))  # type: ignore[arg-type]
+        axes.plot(*point, color=COLOURS[number % 7], marker=plots.MARKERS[number // 7], linestyle="", label=name)
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top))
+    axes.set(xlabel="arithmetic intensity, FLOP/byte", ylabel="TFLOP/s")
     figure.legend(loc="outside right center")
     return figure, (peak, rate)

@@ -24,33 +24,43 @@ def report(run: Any, ended: BaseException | None) -> None:
     if ended:
         return
     if run.options.save_model:
-        from common.training import checkpoint
-
-        state = checkpoint.whole_model(run.prepared)
-        if ranks.here().main_process:
-            checkpoint.save(run.options.save_model, state, run.options.model, run.dataset)
-        print(f"  checkpoint   {run.options.save_model}")
+        _save_model(run)
     if run.options.time_phases and run.outcome.status == "completed":
-        train = run.prepared.step
-        times = phase_times(lambda i: train(run.data[i]), run.device, run.options.phase_clock or Clock)
-        run.amend(phases_ms={phase: summarize(values) for phase, values in times.items()})
-        print(run_facts.phases(run.record))
+        _time_phases(run)
     if run.flop_counts:
-        from common.analysis.reports import flop_counts
-
-        run.flops = flop_counts.write(run.options.flops_dir, run.flop_counts, cast(TimedRun, run.record))
-        for path in run.flops:
-            print(f"  flops        {path}")
+        _write_flops(run)
     if run.profiler and run.profiler.recorded:  # a run that was stopped may not have reached the steps that are profiled
         _write_profile(run)
     if run.options.validate_setup and ranks.here().main_process:
-        record = run_record.read(run.metrics)  # reads back what the run wrote
-        profiled = "".join(f", {path} holds {len(step_profile.read(path)['operators']):,} operators" for path in run.profiles[:1])
-        print(f"setup ok: {record['parameters']:,} parameters get gradients, {run.metrics} can be read{profiled}")
+        _check_files(run)
     versions, script = sorted(ROOT.glob("version*_*/tiny_llama_v*.py")), Path(sys.argv[0]).resolve()
     alone = not ranks.here().launched and not run.options.checkpoint_dir  # or the same command would not do the same again
     if script in versions and alone and run.outcome.status == "completed":
         print(f"next: python {shlex.join(_next(run, versions[versions.index(script) + 1 :]))}")
+
+
+def _save_model(run: Any) -> None:
+    from common.training import checkpoint
+
+    state = checkpoint.whole_model(run.prepared)
+    if ranks.here().main_process:
+        checkpoint.save(run.options.save_model, state, run.options.model, run.dataset)
+    print(f"  checkpoint   {run.options.save_model}")
+
+
+def _time_phases(run: Any) -> None:
+    train = run.prepared.step
+    times = phase_times(lambda i: train(run.data[i]), run.device, run.options.phase_clock or Clock)
+    run.amend(phases_ms={phase: summarize(values) for phase, values in times.items()})
+    print(run_facts.phases(run.record))
+
+
+def _write_flops(run: Any) -> None:
+    from common.analysis.reports import flop_counts
+
+    run.flops = flop_counts.write(run.options.flops_dir, run.flop_counts, cast(TimedRun, run.record))
+    for path in run.flops:
+        print(f"  flops        {path}")
 
 
 def _write_profile(run: Any) -> None:
@@ -72,6 +82,13 @@ def _write_profile(run: Any) -> None:
         flop_counts.add_work(run.flops[0], profiler.profile_path)
     for path in run.profiles:
         print(f"  {'page' if path.suffix == '.html' else 'profile':<12} {path}")
+
+
+def _check_files(run: Any) -> None:
+    """Reads back what the run wrote, and prints a line."""
+    record = run_record.read(run.metrics)
+    profiled = "".join(f", {path} holds {len(step_profile.read(path)['operators']):,} operators" for path in run.profiles[:1])
+    print(f"setup ok: {record['parameters']:,} parameters get gradients, {run.metrics} can be read{profiled}")
 
 
 def _next(run: Any, later: Sequence[Path]) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-TEXTS = ["", "ab abab\n", "\0 Gr\u00f6\u00dfe ab", *["ab" * 20] * 8]
+TEXTS = ["", "ab abab\n", "\0 Gr\u00f6\u00dfe ab", *["ab" * 20] * bpe.ENCODED_AT_ONCE]
 PEAK = """
 import sys, torch
 from common import data, device

@@ -17,7 +17,7 @@ cuDNN adds parts of dq in any order, so its gradients can differ in their last b
 FlashAttention-4 if not exact. All other kernels always give the same bits.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 
@@ -77,11 +77,11 @@ def any_order() -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def fa4(q: Tensor, k: Tensor, v: Tensor, exact: bool) -> Tensor:
-    """FlashAttention-4 of q [B, H, S, Dh] and k, v [B, K, S, Dh]."""
+def fa4(inputs: Sequence[Tensor], exact: bool) -> Tensor:
+    """FlashAttention-4 of q [B, H, S, Dh], and k and v [B, K, S, Dh]."""
     from flash_attn.cute import flash_attn_func
 
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    q, k, v = (x.transpose(1, 2) for x in inputs)
     return flash_attn_func(q, k, v, causal=True, deterministic=exact)[0].transpose(1, 2)
 
 
@@ -109,7 +109,7 @@ class CausalAttention:
         self.inputs = tuple(x.detach().requires_grad_() for x in (q, k, v))
         with torch.set_grad_enabled(not torch.is_inference_mode_enabled()), self.order():
             if self.form == "fa4":
-                self.graph = fa4(*self.inputs, exact=exact)  # [B, H, S, Dh]
+                self.graph = fa4(self.inputs, exact)  # [B, H, S, Dh]
             else:
                 self.graph = (flash_attention if self.form == "version3" else reference).attention(*self.inputs)
         self.out = self.graph.detach().transpose(1, 2).flatten(2).flatten(0, 1)

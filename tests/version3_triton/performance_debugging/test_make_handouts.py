@@ -64,7 +64,7 @@ def test_a_handout_runs_alone_with_its_kernel(folder, run_script, monkeypatch):
     """In a process that has only the folder of the handouts, in Triton's interpreter."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     [letter] = [letter for letter in LETTERS if make_handouts.STAGES[letter] == 6]
-    assert "kernel_" in (folder / f"stage_{letter}.py").read_text()
+    assert "norm_kernel" in (folder / f"stage_{letter}.py").read_text()
     sizes = ("--num-layers", "1", "--seq-len", "8", "--batch-size", "1", "--num-steps", "1")
     run_script(folder / f"stage_{letter}.py", *SMALL, *sizes, "--skip-check", "--metrics-out", "run.json")
     record = read_json(folder.parent / "run.json")
