@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from common import files
 from common.errors import UsageError
 from common.files import Amount, Number, PositiveAmount
-from common.records.run_record import Run, RunRecord, TimedRun
+from common.records.run_record import Run, TimedRun
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 from typing_extensions import NotRequired, TypedDict
@@ -59,15 +59,6 @@ class Profile(Sums):
     trace: Annotated[str, Field(pattern=r"^[\w.-]{1,60}$")]  # name of the trace beside the profile
     attention_only: bool  # whether only the operators and kernels of attention were kept
     operator_flops: NotRequired[dict[str, Amount]]  # with --profile-with-flops: by operator, as torch.profiler counts them
-
-
-class Profiled(TypedDict):
-    """The part of a profile about its run, which may have ended before its first step was profiled."""
-
-    schema: Literal["tiny-llama-profile/1"]
-    run: RunRecord
-    attention_only: bool
-    profiled_steps: NonNegativeInt
 
 
 SCHEMA = files.schema_of(Profile)

@@ -13,7 +13,7 @@ learning rate are the same.
 import itertools
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from common.records.run_record import TimedRun
 
 Runs = Mapping[str, tuple[Path, TimedRun]]  # two files and their records, under the names by which tables show them
 
-TOP = 10  # names in each table of the fusion report
+TOP = 10  # names in a table of launches
 
 
 class Verdict(NamedTuple):
@@ -41,12 +41,13 @@ class Verdict(NamedTuple):
 def regression(baseline: Path, current: Path, min_speedup: float, loss_tolerance: float) -> Verdict:
     """Compares two run records. A smaller speed-up, or a larger difference of the loss curves in nats, is a regression."""
     before, after = run_record.read(baseline), run_record.read(current)
-    reasons = [reason for path, run in ((baseline, before), (current, after)) for reason in run_record.unusable(path, run)]
-    reasons += run_record.differences(run_record.conditions(before), run_record.conditions(after))
+    reasons: list[str] = []
     for path, run in ((baseline, before), (current, after)):
+        reasons += run_record.unusable(path, run)
         losses, steps = len(run["loss"]["all"]), len(run["step_ms"]["all"])
         if losses != steps:
             reasons.append(f"{path.name} has losses of {losses} steps, and {steps} were timed")
+    reasons += run_record.differences(run_record.conditions(before), run_record.conditions(after))
     if reasons or not (run_record.finished(before) and run_record.finished(after)):
         raise UsageError(f"{baseline} and {current} cannot be compared: {'; '.join(reasons)}; measure both again, alike")
     speedup = before["step_ms"]["median"] / after["step_ms"]["median"]
@@ -110,10 +111,14 @@ def versions(baseline: Path, other: Path) -> Report:
     ours, theirs = map(measured, scripts)
     report = Report(" and ".join(script.stem.removeprefix("tiny_llama_") for script in scripts))
     report.section("What was measured")
-    if newest := _add_newest(report, add_runs, ours, theirs):
-        report.text(_medians(*([one.run for one in each if not _differences(one, newest)] for each in (ours, theirs))))
+    if pair := _newest_alike(report, ours, theirs):
+        add_runs(report, {one.run["version"]: (one.path, one.run) for one in pair})
+        report.text(_medians(*([one.run for one in each if not _differences(one, pair[0])] for each in (ours, theirs))))
     report.section("Where a profiled step spends its time")
-    _add_newest(report, add_spans, *([one for one in each if one.profiled] for each in (ours, theirs)))
+    if pair := _newest_alike(report, *([one for one in each if one.profiled] for each in (ours, theirs))):
+        reduction = launch_changes.compare(*(one.path for one in pair))
+        report.text(*reduction.conditions)
+        launch_changes.add_section(report, reduction, "launches", TOP)
     report.section("What changed in the code")
     report.commands([f"git diff --no-index {shlex.join(map(str, scripts))}"])
     return report
@@ -136,33 +141,27 @@ def measured(script: Path) -> list[Candidate]:
 
 def read(path: Path) -> Candidate | None:
     """A run record or a profile; None if the file is neither, or has no finished step."""
-    content, profiled = files.read_json(path), False
+    content = files.read_json(path)
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema == step_profile.SCHEMA:
-        profile = files.check(path, content, step_profile.Profiled)
-        content, profiled = profile["run"], bool(profile["profiled_steps"]) and not profile["attention_only"]
-    elif schema != run_record.SCHEMA:
+        profile = files.check(path, content, step_profile.Profile)
+        return Candidate(path, profile["run"], bool(profile["profiled_steps"]) and not profile["attention_only"])
+    if schema != run_record.SCHEMA:
         return None
     run = run_record.check(path, files.check(path, content, run_record.RunRecord))
-    return Candidate(path, run, profiled) if run_record.finished(run) else None
+    return Candidate(path, run, False) if run_record.finished(run) else None
 
 
-def _add_newest(
-    report: Report, add: Callable[[Report, Runs], None], ours: Sequence[Candidate], theirs: Sequence[Candidate]
-) -> Candidate | None:
-    """Adds the newest two runs that can be compared and returns one, or adds why the newest two cannot; a pair is as old as the
-    older of its runs.
-    """
+def _newest_alike(report: Report, ours: Sequence[Candidate], theirs: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """The newest two runs that can be compared, a pair being as old as the older of its runs; where there are none, adds why."""
     pairs = list(itertools.product(ours, theirs))
     pairs.sort(key=lambda pair: min(one.run["date"] for one in pair), reverse=True)
     differing = [_differences(*pair) for pair in pairs]
     if [] in differing:
-        newest = pairs[differing.index([])]
-        add(report, {one.run["version"]: (one.path, one.run) for one in newest})
-        return newest[0]
+        return pairs[differing.index([])]
     why = f"The newest, {pairs[0][0].path} and {pairs[0][1].path}, differ: {'; '.join(differing[0])}. " if pairs else ""
     report.text(f"No two can be compared. {why}Run both with the same flags and `--enable-pytorch-profiler`.")
-    return None
+    return ()
 
 
 def _medians(*sides: Sequence[TimedRun]) -> str:
@@ -180,25 +179,6 @@ def _differences(ours: Candidate, theirs: Candidate) -> list[str]:
     return unusable + run_record.differences(*(run_record.conditions(one.run) for one in (ours, theirs)))
 
 
-def add_spans(report: Report, runs: Runs) -> None:
-    """Adds the time and the launches of each span of a profiled step."""
-    before, after = (path for path, _ in runs.values())
-    reduction = launch_changes.compare(before, after)
-    spans = reduction.by("span").sort_values("us_before", ascending=False)
-    rows = [
-        [span, us_before / 1e3, us_after / 1e3, us_before / us_after if us_after else None, calls_before, calls_after]
-        for span, calls_before, calls_after, us_before, us_after in [
-            *spans.drop(columns="change").itertuples(index=False), ("all", *reduction.launches[launch_changes.NUMBERS].sum())
-        ]
-    ]  # fmt: skip
-    report.text(reduction.conditions[0])
-    report.facts([(name, f"{path}, from {run_facts.origin(run)}") for name, (path, run) in runs.items()])
-    report.text(f"A step under the profiler: self time in ms, and {reduction.counted}.")
-    counts = [f"{name} {reduction.counted}" for name in runs]
-    report.table(["span", *(f"{name} ms" for name in runs), " / ".join(runs), *counts], rows)
-    report.text(*reduction.notes)
-
-
 def fusion_report(baseline: Sequence[Path], fused: Sequence[Path], ablation: Path | None, output: Path) -> str:
     """Writes `output` (Markdown) and the page beside it, of the same name in .html; returns a line that names both.
 
@@ -206,10 +186,9 @@ def fusion_report(baseline: Sequence[Path], fused: Sequence[Path], ablation: Pat
     """
     if output.suffix != ".md":
         raise UsageError(f"--output {output}: name a .md file; the page is written beside it as .html")
-    reduction = launch_changes.compare(_newest(baseline), _newest(fused))
-    runs = {
-        name: (path, step_profile.read(path)["run"]) for name, path in zip(("baseline", "fused"), reduction.paths, strict=True)
-    }
+    paths = {"baseline": _newest(baseline), "fused": _newest(fused)}
+    reduction = launch_changes.compare(*paths.values())
+    runs = {name: (path, step_profile.read(path)["run"]) for name, path in paths.items()}
     report = Report("What fusion changes")
     report.section("Conditions")
     add_runs(report, runs)

@@ -36,7 +36,6 @@ TOTALS = "These sources do not know training steps: counts are of whole files an
 class Reduction:
     """The launches of two runs, per training step where both sources know steps, and else of the whole files."""
 
-    paths: list[Path]
     conditions: list[str]  # on what both ran, and the two files
     counted: str  # `kernels` or `operator calls`
     what: str  # the same, with `per step` or `in the whole file`
@@ -90,7 +89,7 @@ def compare(before: Path, after: Path, may_differ: bool = False) -> Reduction:
         origin = f"{profile['run']['version']}, `{profile['run']['command']}`" if profile else each.source
         conditions.append(f"{side}: {origin}, {each.path}" + (f", steps: {each.steps}" if each.steps else ""))
     what = f"{counted} {'per step' if found[0].steps else 'in the whole file'}"
-    return Reduction(paths, conditions, counted, what, pandas.concat(sides).fillna(0.0), notes)
+    return Reduction(conditions, counted, what, pandas.concat(sides).fillna(0.0), notes)
 
 
 def _different(paths: Sequence[Path], profiles: Sequence[Profile], may_differ: bool) -> list[str]:

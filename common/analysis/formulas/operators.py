@@ -266,10 +266,6 @@ class OperatorCalls(NamedTuple):
         """Whether it computes or moves data; all others (views, autograd nodes, allocations) are overhead."""
         return (self.flops, self.bytes) != (0, 0)
 
-    def rate(self, amount: int | None, unit: float = 1.0) -> float | None:
-        """FLOPs or bytes per second, in `unit`; None where they are zero or not known."""
-        return amount * self.calls / self.us * 1e6 / unit if amount else None
-
 
 def rows(profile: Profile) -> list[OperatorCalls]:
     """The operators of a profile that took time, the longest first."""

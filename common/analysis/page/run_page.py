@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from common.analysis.comparisons import launch_changes
-from common.analysis.formulas.optimization_targets import read_step, targets
+from common.analysis.formulas.optimization_targets import read_step
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.page import timeline
@@ -42,7 +42,7 @@ def of_run(path: Path, trace: Trace | None) -> Report:
     result = Report(f"{title}, {processes} processes" if processes > 1 else title)
     advice = GRAPHS if run.get("settings", {}).get("capture_step") else "Try `--capture-step`"
     result.text(launches.verdict(pytorch.read_profile(path), step_profile.idle_percent(profile), advice))
-    parts = bottlenecks.report(step, path, targets(step))
+    parts = bottlenecks.report(step, path)
     result.include(parts, "", "time-of-the-step-by-span", "time-of-attention")
     if trace:
         _add_timeline(result, timeline.of_trace(trace), f"profiled steps: {profile['profiled_steps']}")

@@ -177,11 +177,11 @@ def _ceilings(path: Path, profile: Profile | None, flops: Mapping) -> tuple[Ceil
         return own, "a large copy in the profiled run"
     for file in sorted(path.rglob("roofline.csv")) if path.is_dir() else [path.with_name("roofline.csv")]:
         if file.is_file():
-            measured = rocm.read_rocprof_ceilings(file)
-            if "hbm" in measured["bytes_per_second"]:
+            bandwidth, measured = rocm.read_rocprof_ceilings(file)
+            if bandwidth:
                 main = max(flops, key=lambda name: flops[name], default="")
-                peak = measured["flops_per_second"].get(main, math.inf) if flops.get(main) else math.inf
-                rates = Rates(flops_per_second=peak, bytes_per_second=measured["bytes_per_second"]["hbm"], operation_seconds=0)
+                peak = measured.get(main) if flops.get(main) else None
+                rates = Rates(flops_per_second=peak or math.inf, bytes_per_second=bandwidth, operation_seconds=0)
                 return Ceilings(**rates, precision=main, work=UNITS), str(file)
     return None, ""
 

@@ -7,7 +7,7 @@ from common import files
 from common.analysis.formulas import flops
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.reports import bandwidth, roofline
+from common.analysis.reports import roofline
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.records import step_profile
@@ -90,10 +90,6 @@ def report(profile: FlopCounts) -> Report:
     result.table(*mfu_rows(profile), title="By counter", csv="mfu_analysis")
     result.table(["part", "causal GFLOP", "full GFLOP", "% of causal"], by_part, title="Forward pass by part, matrix products")
     result.text(HOW_TO_READ)
-    if work := [row for row in profile.get("work", ()) if row["group"] == "span" and row["bytes"]]:
-        counted, moved = sum(row["flops"] or 0 for row in work), sum(row["bytes"] or 0 for row in work)
-        result.section("Memory bandwidth")
-        result.facts(bandwidth.demand(counted, moved, run["step_ms"]["median"] / 1e3, run["ceilings"]))
     return result
 
 
