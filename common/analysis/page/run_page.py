@@ -41,7 +41,8 @@ def of_run(path: Path, trace: Trace | None) -> Report:
     title = f"{run['version']} {run['training']['preset']} {run['precision']['compute']}, {run['device']['name']}"
     result = Report(f"{title}, {processes} processes" if processes > 1 else title)
     advice = GRAPHS if run.get("settings", {}).get("capture_step") else "Try `--capture-step`"
-    result.text(launches.verdict(pytorch.read_profile(path), step_profile.idle_percent(profile), advice))
+    kernels = pytorch.read_profile(path)
+    result.text(launches.verdict(kernels, step_profile.idle_percent(profile), advice))
     parts = bottlenecks.report(step, path)
     result.include(parts, "", "time-of-the-step-by-span", "time-of-attention")
     if trace:
@@ -49,7 +50,7 @@ def of_run(path: Path, trace: Trace | None) -> Report:
     result.include(parts, "", "the-step-against-its-limits", "targets-of-optimization")
     if profile["kernels"]:
         result.section("Kernels")
-        header, rows = profile_summary.kernel_rows(profile)
+        header, rows = launches.kernel_rows(kernels, profile["profiled_steps"])
         result.table(header, rows, f"A mean step, {min(TOP, len(rows))} of {len(rows)}", code=["kernel"], top=TOP)
         result.text(profile_summary.launches(profile))
     if run["ceilings"]:
