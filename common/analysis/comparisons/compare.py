@@ -116,7 +116,7 @@ def versions(baseline: Path, other: Path) -> Report:
         report.text(_medians(*([one.run for one in each if not _differences(one, pair[0])] for each in (ours, theirs))))
     report.section("Where a profiled step spends its time")
     if pair := _newest_alike(report, *([one for one in each if one.profiled] for each in (ours, theirs))):
-        reduction = launch_changes.compare(*(one.path for one in pair))
+        reduction = launch_changes.compare(pair[0].path, pair[1].path)
         report.text(*reduction.conditions)
         launch_changes.add_section(report, reduction, "launches", TOP)
     report.section("What changed in the code")
@@ -187,7 +187,7 @@ def fusion_report(baseline: Sequence[Path], fused: Sequence[Path], ablation: Pat
     if output.suffix != ".md":
         raise UsageError(f"--output {output}: name a .md file; the page is written beside it as .html")
     paths = {"baseline": _newest(baseline), "fused": _newest(fused)}
-    reduction = launch_changes.compare(*paths.values())
+    reduction = launch_changes.compare(paths["baseline"], paths["fused"])
     runs = {name: (path, step_profile.read(path)["run"]) for name, path in paths.items()}
     report = Report("What fusion changes")
     report.section("Conditions")

@@ -126,7 +126,7 @@ def sequence_memory(folders: Sequence[Path]) -> Report:
     for group, members in grouped(runs).items():
         for run, exponent in zip(members, [None, *exponents(members)], strict=True):
             peaks.append([group, run.sequence_length, run.peak / MIB, run.step / MIB, exponent])
-        (fixed, linear, quadratic), residual = parabola(members)
+        (fixed, linear, quadratic), residual = fit([(run.sequence_length, run.peak) for run in members], 2)
         distance = None if residual is None else round(residual) / MIB
         fits.append([group, round(fixed / MIB, 3), linear / 1024, quadratic, distance])
     report.table(["run", "S", "peak MiB", "step MiB", "exponent"], peaks, csv="sequence_memory")
@@ -178,11 +178,6 @@ def _run(path: Path, profile: step_profile.Profile) -> Run:
 def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """The runs of each group, shortest first; `runs` as `read_lengths` orders them."""
     return {group: list(members) for group, members in itertools.groupby(runs, key=lambda run: run.group)}
-
-
-def parabola(members: Sequence[Run]) -> Curve:
-    """The parabola through the peaks of one group, in bytes."""
-    return fit([(run.sequence_length, run.peak) for run in members], 2)
 
 
 def exponents(members: Sequence[Run]) -> list[float]:

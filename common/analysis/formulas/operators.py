@@ -99,10 +99,13 @@ def cost(name: str, shapes: Sequence, types: Sequence[str], element: int = 4) ->
         return None
     if operator in MATRIX_PRODUCTS:
         first = int(operator in ADDS)
-        if types[0] not in ELEMENT_BYTES or not _are_tensors(shapes[first : first + 2], types[first:], MATRIX_PRODUCTS[operator]):
+        factors = shapes[first : first + 2]  # [m, k] and [k, n], or [b, m, k] and [b, k, n]
+        if types[0] not in ELEMENT_BYTES or not _are_tensors(factors, types[first:], MATRIX_PRODUCTS[operator]):
             return None
-        flops, read, written = matrix_product(operator, shapes)
-        return flops, (read + written) * ELEMENT_BYTES[types[0]]
+        left, right = factors
+        output = math.prod(left[:-1]) * right[-1]
+        moved = sum(map(math.prod, shapes[: first + 2])) + output
+        return 2 * output * left[-1], moved * ELEMENT_BYTES[types[0]]
     kernel, backward = operator.removesuffix("_forward").removesuffix("_backward"), operator.endswith("_backward")
     if kernel in ATTENTION:
         queries_and_keys = shapes[1:3] if backward else shapes[:2]
@@ -134,13 +137,6 @@ def _consistent(shapes: Sequence, types: Sequence[str]) -> bool:
 def _are_tensors(shapes: Sequence[Shape], types: Sequence[str], rank: int) -> bool:
     """Whether these are two tensors of so many dimensions; `types` may have more elements."""
     return len(shapes) == 2 and all(map(ELEMENT_BYTES.__contains__, types[:2])) and all(len(shape) == rank for shape in shapes)
-
-
-def matrix_product(operator: str, shapes: Sequence[Shape]) -> tuple[int, int, int]:
-    """FLOPs, elements read and elements written of [m, k] x [k, n] or [b, m, k] x [b, k, n]; addmm and baddbmm add to it."""
-    *addend, left, right = shapes[:3] if operator in ADDS else shapes[:2]
-    output = math.prod(left[:-1]) * right[-1]
-    return 2 * output * left[-1], sum(map(math.prod, (*addend, left, right))), output
 
 
 def _attention(shapes: Sequence[Shape], kind: str, heads_first: bool, backward: bool) -> tuple[int, int]:

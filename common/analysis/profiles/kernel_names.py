@@ -2,7 +2,6 @@
 
 import functools
 import re
-from collections.abc import Mapping
 
 from common.analysis.formulas import operators
 
@@ -32,7 +31,6 @@ PATTERNS = (
 )
 # Functions that run another one, which their template arguments name.
 GENERIC = re.compile(r"elementwise_kernel|multi_tensor_apply|^[Kk]ernel\d?$|^device_kernel$|^kentry$|^trampoline_kernel$")
-OTHERS, LISTED = 0.2, 5  # a share of the time, and a number of kernels
 ATEN = {
     **dict.fromkeys(("copy", "cat", "fill", "zero", "index", "index_select", "gather", "index_put", "_index_put_impl"), "copies"),
     **dict.fromkeys(operators.ELEMENTWISE, "elementwise"),
@@ -65,14 +63,6 @@ def kind(name: str) -> str:
 def communication_or(name: str, other: str) -> str:
     """ "communication" if an operator or a kernel of this name is a collective, else `other`."""
     return "communication" if kind(name) == "communication" else other
-
-
-def unknown(times: Mapping[str, float]) -> str:
-    """Where kernels of the kind `other` take more than OTHERS of the time: their share, and the names of the longest."""
-    others = {name: time for name, time in times.items() if kind(name) == "other"}
-    share, longest = sum(others.values()) / (sum(times.values()) or 1.0), sorted(others, key=lambda name: -others[name])
-    named = ", ".join(short_name(name, 40) for name in longest[:LISTED])
-    return f"{100 * share:.0f} % of the time, most of it in {named}" if share > OTHERS else ""
 
 
 def own_name(name: str) -> str:

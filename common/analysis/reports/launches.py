@@ -82,7 +82,6 @@ def report(kernels: Kernels, top: int) -> Report:
     per_step = f", {calls / kernels.steps:,.0f} a step (steps: {kernels.steps})" if kernels.steps else ""
     by_kind = "; " + ", ".join(f"{kind} {count:,}" for kind, count in kinds.items()) if len(kinds) > 1 else ""
     result = Report("Kernel launches")
-    unknown = kernel_names.unknown(dict(zip(rows.name, rows.total_ns, strict=True)))
     result.facts([
         ("source", f"{kernels.source}, {kernels.path}"),
         *(("note", note) for note in kernels.notes),
@@ -90,7 +89,6 @@ def report(kernels: Kernels, top: int) -> Report:
         ("total time", _time(table.duration_ns.sum())),
         ("busy", _busy(gaps(kernels))),
         (f"under {_time(SHORT_NS)}", _short(kernels)),
-        *([("of no known kind", unknown)] if unknown and not kernels.are_operators else []),
     ])  # fmt: skip
     title = f"{what.capitalize()}s that take longest, {min(top, len(rows))} of {len(rows)}"
     result.table(*kernel_rows(kernels), title, code=[what], top=top)

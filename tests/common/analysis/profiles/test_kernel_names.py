@@ -1,6 +1,6 @@
 """Short names keep what tells kernels apart, and a name gives the kind of work."""
 
-from common.analysis.profiles.kernel_names import kind, short_name, unknown
+from common.analysis.profiles.kernel_names import kind, short_name
 from tests.kernel_files import SCALE
 
 import pytest
@@ -98,9 +98,3 @@ NAMES = {
 @pytest.mark.parametrize("expected", NAMES)
 def test_kinds_of_names(expected):
     assert {name: kind(name) for name in NAMES[expected]} == dict.fromkeys(NAMES[expected], expected)
-
-
-def test_kernels_of_no_known_kind_are_named_if_they_take_long():
-    times = {"nvjet_tst": 60.0, **{f"void mine::kernel_{i}<float>(float*)": 10.0 + i for i in range(6)}}
-    assert unknown(times) == "56 % of the time, most of it in " + ", ".join(f"kernel_{i}<float>" for i in (5, 4, 3, 2, 1))
-    assert unknown({"nvjet_tst": 80.0, "mine": 20.0}) == ""
