@@ -23,7 +23,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from common.records.fields import Ceilings, Rates
+from common.records.fields import Ceilings
 from common.records.run_record import Run
 from common.records.step_profile import Profile
 
@@ -219,7 +219,7 @@ def least_seconds(flops: float, bytes_: float, ceilings: Ceilings) -> float:
     return max(flops / ceilings["flops_per_second"], bytes_ / ceilings["bytes_per_second"])
 
 
-def bound(flops: float, bytes_: float, ceilings: Rates) -> tuple[float, str]:
+def bound(flops: float, bytes_: float, ceilings: Ceilings) -> tuple[float, str]:
     """A lower bound on the seconds of a call of this cost, and the ceiling that sets it: `compute`, `memory` or `launch`."""
     return max(
         (flops / ceilings["flops_per_second"], "compute"),

@@ -98,14 +98,14 @@ def of_kernels(path: Path, kernels: Kernels) -> Report:
 
 def of_events(path: Path) -> Report:
     """The page of any other Chrome trace."""
-    result, (events, sums, damaged) = Report(path.name), timeline.of_events(path)
-    unit, factor = tables.time_unit(max(us for _, us in sums.values()) / 1e3)
-    rows: list[list[Any]] = [[name, calls, us / 1e3 * factor] for name, (calls, us) in sums.items()]
+    result, (events, table, damaged) = Report(path.name), timeline.of_events(path)
+    sums = table.groupby("name", sort=False).duration.agg(["size", "sum"]).sort_values("sum", ascending=False, kind="stable")
+    unit, factor = tables.time_unit(sums["sum"].max() / 1e3)
+    rows = [[name, calls, us / 1e3 * factor] for name, calls, us in sums.itertuples()]
     left_out = f" Left out: {tables.counted(damaged, 'event')} without a name, a time or an end." * (damaged > 0)
-    result.text(f"Events: {sum(row[1] for row in rows):,}; tracks: {len(events['tracks'])}.{left_out}")
+    result.text(f"Events: {len(table):,}; tracks: {len(events['tracks'])}.{left_out}")
     _add_timeline(result, events, "all events")
     result.section(EVENTS_BY_NAME)
-    rows.sort(key=lambda row: -row[2])
     title = f"The {min(TOP, len(rows))} of {len(rows)} names that take longest, with what they enclose"
     result.table(["event", "calls", unit], rows, title, code=["event"], top=TOP)
     return result

@@ -14,7 +14,7 @@ from common.records import step_profile
 from common.records.run_record import TimedRun
 from common.records.study_files import FlopCounts, Work
 
-FOLDER, FILE = Path("flops_analysis"), "flops_profile.json"
+FOLDER = Path("flops_analysis")
 REFERENCE, EXECUTED = "formula, causal", "formula, full S x S"
 HOW_TO_READ = (
     "Utilization (MFU) is the first row: the work that the mathematics needs. The full count adds the masked half of the S "
