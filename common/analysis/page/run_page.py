@@ -134,7 +134,7 @@ def _add_step(result: Report, trace: Trace, sums: Sums, idle: float | None) -> N
 
 
 def _add_critical_path(result: Report, trace: Trace) -> None:
-    if measured := critical_path.step(trace):
+    if (measured := critical_path.step(trace)) is not None:
         result.section("Critical path")
         result.table(["quantity", "of the median step"], critical_path.summary(measured).items())
 
