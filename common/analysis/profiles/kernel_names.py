@@ -94,13 +94,13 @@ NAMESPACE = re.compile(r"\b[A-Za-z_]\w*::")
 PLAIN_ARGUMENTS = re.compile(r"(?<=<)((\d+u?l?|true|false|bool|char|int|long|float|double|Half|BFloat16|unsigned \w+), )+")
 
 
-def short_name(name: str, width: int = NAME_WIDTH) -> str:
+def short_name(name: str) -> str:
     """A kernel's name for a table; CSV and JSON files keep the full name.
 
-    The part that tells PyTorch's kernels apart must fit into `width`: `elementwise_kernel<BinaryFunctor<MulFunctor<float>>>`.
+    The part that tells PyTorch's kernels apart must fit into NAME_WIDTH: `elementwise_kernel<BinaryFunctor<MulFunctor<float>>>`.
     Therefore return type, namespaces, parameters, and leading template arguments that are numbers or plain types are left out.
     """
     short = _without_parameters(name)
     if short != name and "(" in name:
         short = PLAIN_ARGUMENTS.sub("", NAMESPACE.sub("", short)).replace(" >", ">")
-    return short if len(short) <= width else short[: width - 3] + "..."
+    return short if len(short) <= NAME_WIDTH else short[: NAME_WIDTH - 3] + "..."

@@ -13,7 +13,6 @@ import pandas
 
 SQLITE = b"SQLite format 3\0"  # a database begins with it
 JOINED = ("pmc_perf.csv", "pmc_perf.csv.gz")  # tables of rocprof-compute with the counters of all passes of a workload
-STATS_COLUMNS = {"calls": "Calls", "duration_ns": "TotalDurationNs"}
 COUNTER = re.compile(r"(SQC?|TC[ACP]|T[AD]|GRBM|CP[CF]|SPI)_.*")  # by the block of the GPU that counts
 # Columns that tell launches apart where each counter has a row of its own: those by which rocprof-compute joins, and the GPU.
 DISPATCH_COLUMNS = ("GPU_ID", "Dispatch_ID", "Kernel_Name", "Grid_Size", "Workgroup_Size", "LDS_Per_Workgroup")
@@ -28,10 +27,10 @@ def read_kernel_trace(path: Path) -> Kernels:
 
 def read_kernel_stats(path: Path) -> Kernels:
     frame = read_frame(path)
-    columns = {ours: numbers(path, frame, column) for ours, column in STATS_COLUMNS.items() if column in frame}
-    if (columns["calls"] < 1).any():
-        raise UsageError(f"{path} is damaged: row {int((columns['calls'] < 1).argmax()) + 2} has no calls")
-    return build("rocprofv3-kernel-stats", path, {"name": frame.Name, **columns})
+    calls, total = numbers(path, frame, "Calls"), numbers(path, frame, "TotalDurationNs")
+    if (calls < 1).any():
+        raise UsageError(f"{path} is damaged: row {int((calls < 1).argmax()) + 2} has no calls")
+    return build("rocprofv3-kernel-stats", path, {"name": frame.Name, "calls": calls, "duration_ns": total})
 
 
 def read_pmc_perf(path: Path) -> Kernels:
