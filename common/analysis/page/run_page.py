@@ -41,7 +41,7 @@ def of_run(path: Path, trace: Trace | None) -> Report:
     title = f"{run['version']} {run['training']['preset']} {run['precision']['compute']}, {run['device']['name']}"
     result = Report(f"{title}, {processes} processes" if processes > 1 else title)
     advice = GRAPHS if run.get("settings", {}).get("capture_step") else "Try `--capture-step`"
-    kernels = pytorch.read_profile(path)
+    kernels = pytorch.read_profile(path, profile)
     result.text(launches.verdict(kernels, step_profile.idle_percent(profile), advice))
     parts = bottlenecks.report(step, path)
     result.include(parts, "", "time-of-the-step-by-span", "time-of-attention")

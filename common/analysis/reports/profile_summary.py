@@ -66,7 +66,7 @@ def add_section(report: Report, path: Path, profile: Profile, sort_by: str | Non
     where = "on the GPU" if profile["kernels"] else "in operators on the CPU"
     report.table(*span_rows(profile), title=f"Time {where} in a mean step")
     if profile["kernels"]:
-        header, rows = kernel_rows(pytorch.read_profile(path), profile["profiled_steps"])
+        header, rows = kernel_rows(pytorch.read_profile(path, profile), profile["profiled_steps"])
         report.table(header, rows, title=_title("Kernels", profile, rows), code=["kernel"], top=ROWS)
         idle = f"{step_profile.idle_percent(profile):.1f} % of the step"
         report.text(f"{launches(profile)} The GPU is idle {idle}. It idles less without the profiler, which slows the host.")
