@@ -50,18 +50,13 @@ class Device(TypedDict):
     multiprocessors: NotRequired[PositiveInt]  # of a GPU
 
 
-class Rates(TypedDict):
-    """The highest rates of a device."""
+class Ceilings(TypedDict):
+    """The highest rates of a device, as `common.training.ceilings.measure` measures them."""
 
     flops_per_second: PositiveAmount
     bytes_per_second: PositiveAmount
     operation_seconds: Amount
-
-
-class Ceilings(Rates):
-    """Rates as `common.training.ceilings.measure` measures them, and the precision of its matrix product."""
-
-    precision: str
+    precision: str  # of the matrix product
     work: NotRequired[str]  # what reached these FLOP/s, if no matrix product
 
 

@@ -7,9 +7,9 @@ it is known: if it holds 1, this measurement cannot tell whether the fusion has 
 """
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import NamedTuple
 
 from common import files
@@ -52,7 +52,7 @@ def effects(combinations: Sequence[Combination]) -> list[Effect]:
 def _mean(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
     """The geometric mean of the ratios without / with; None if none was measured."""
     ratios = [without / with_ for without, with_ in pairs if without and with_]
-    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
+    return geometric_mean(ratios) if ratios else None
 
 
 def read(path: Path) -> Ablation:
@@ -68,7 +68,7 @@ def read(path: Path) -> Ablation:
 def analyze(path: Path) -> Report:
     """The tables of a fusion_ablation.json, with a CSV file of its combinations."""
     measured = read(path)
-    found, combinations = effects(measured["combinations"]), measured["combinations"]
+    combinations = measured["combinations"]
     report = Report("Fusion ablation")
     report.text(f"Made by {run_facts.origin(measured)}.")
     medians = f"Medians of {measured['rounds']} rounds of {measured['steps_per_round']} steps."
@@ -81,7 +81,12 @@ def analyze(path: Path) -> Report:
         "Ratios without / with: above 1 the fusion helps. Each is the geometric mean over the pairs of combinations that differ "
         "in this fusion only. If a range over the rounds holds 1, the effect may be none."
     )
-    report.table(*effect_table(measured, found))
+    header = ["fusion", "pairs", "time", "over the rounds", "memory", COUNTED[measured["counted"]]]
+    rows: list[list[object]] = []
+    for e in effects(combinations):
+        low, high = e.rounds
+        rows.append([FUSIONS[e.fusion], e.pairs, e.time, f"{low:.3g} to {high:.3g}", e.memory, e.launches])
+    report.table(*tables.filled(header, rows))
     if losses := [c["loss"] for c in combinations if c["loss"] is not None]:
         report.text(
             f"The losses after the same {combinations[0]['steps']} steps from the same weights on the same batch lie "
@@ -112,14 +117,4 @@ def combination_table(measured: Ablation) -> Table:
         step, speed_up = c["step_ms"], combinations[0]["step_ms"]["median"] / c["step_ms"]["median"]
         times = [factor * step["median"], factor * step["p20"], factor * step["p80"]]
         rows.append([label(c), *times, speed_up, c["peak_mib"], c["launches_per_step"], c["loss"]])
-    return tables.filled(header, rows)
-
-
-def effect_table(measured: Ablation, found: Sequence[Effect]) -> Table:
-    """A row per fusion."""
-    header = ["fusion", "pairs", "time", "over the rounds", "memory", COUNTED[measured["counted"]]]
-    rows: list[list[object]] = []
-    for e in found:
-        low, high = e.rounds
-        rows.append([FUSIONS[e.fusion], e.pairs, e.time, f"{low:.3g} to {high:.3g}", e.memory, e.launches])
     return tables.filled(header, rows)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from common.analysis.formulas import footprint
 from common.analysis.output import run_facts
 from common.analysis.output.report import Report
-from common.analysis.output.tables import Table, format_number
+from common.analysis.output.tables import format_number
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.records import run_record, step_profile
@@ -82,7 +82,10 @@ def read_sizes(folders: Sequence[Path]) -> list[TimedRun]:
     """The run records of the newest profile in each of two folders or more, by batch size; they differ in nothing else."""
     found = [(path, step_profile.read(path)["run"]) for path in map(step_profile.find, folders)]
     for (path, run), (other_path, other) in itertools.combinations(found, 2):
-        ours, theirs = (run_record.identity(each) | each.get("settings", {}) for each in (run, other))
+        ours, theirs = (
+            {"version": each["version"]} | run_record.conditions(each) | {"batch size": None} | each.get("settings", {})
+            for each in (run, other)
+        )
         run_record.require_equal((path, other_path), (ours, theirs), "the batch size")
     runs = sorted((run for _, run in found), key=lambda run: run["training"]["batch_size"])
     if len({run["training"]["batch_size"] for run in runs}) != max(2, len(runs)):
@@ -118,9 +121,17 @@ def sequence_memory(folders: Sequence[Path]) -> Report:
     on_cpu = record["device"]["kind"] == "cpu"
     counted = "the CPU allocator, from the start of the profile" if on_cpu else "the GPU allocator"
     report.text(f"{run_facts.describe(record, 'sequence_length')}. Counted by {counted}.")
-    report.table(*peak_table(runs), csv="sequence_memory")
+    peaks: list[list[object]] = []
+    fits: list[list[object]] = []
+    for group, members in grouped(runs).items():
+        for run, exponent in zip(members, [None, *exponents(members)], strict=True):
+            peaks.append([group, run.sequence_length, run.peak / MIB, run.step / MIB, exponent])
+        (fixed, linear, quadratic), residual = fit([(run.sequence_length, run.peak) for run in members], 2)
+        distance = None if residual is None else round(residual) / MIB
+        fits.append([group, round(fixed / MIB, 3), linear / 1024, quadratic, distance])
+    report.table(["run", "S", "peak MiB", "step MiB", "exponent"], peaks, csv="sequence_memory")
     report.text(ABOUT_LENGTHS)
-    report.table(*fit_table(runs))
+    report.table(["run", "a MiB", "b KiB", "c bytes", "residual MiB"], fits)
     report.text(ABOUT_FITS)
     measured = []
     for run in runs:
@@ -169,33 +180,9 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return {group: list(members) for group, members in itertools.groupby(runs, key=lambda run: run.group)}
 
 
-def parabola(members: Sequence[Run]) -> Curve:
-    """The parabola through the peaks of one group, in bytes."""
-    return fit([(run.sequence_length, run.peak) for run in members], 2)
-
-
 def exponents(members: Sequence[Run]) -> list[float]:
     """Local exponents between neighbouring lengths of one group."""
     return [
         math.log(longer.step / shorter.step) / math.log(longer.sequence_length / shorter.sequence_length)
         for shorter, longer in itertools.pairwise(members)
     ]
-
-
-def peak_table(runs: Sequence[Run]) -> Table:
-    """A row per run."""
-    rows: list[list[object]] = []
-    for members in grouped(runs).values():
-        for run, exponent in zip(members, [None, *exponents(members)], strict=True):
-            rows.append([run.group, run.sequence_length, run.peak / MIB, run.step / MIB, exponent])
-    return ["run", "S", "peak MiB", "step MiB", "exponent"], rows
-
-
-def fit_table(runs: Sequence[Run]) -> Table:
-    """A row per group: the parabola, and the largest distance of a peak from it."""
-    rows: list[list[object]] = []
-    for group, members in grouped(runs).items():
-        (fixed, linear, quadratic), residual = parabola(members)
-        distance = None if residual is None else round(residual) / MIB
-        rows.append([group, round(fixed / MIB, 3), linear / 1024, quadratic, distance])
-    return ["run", "a MiB", "b KiB", "c bytes", "residual MiB"], rows

@@ -23,7 +23,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from common.records.fields import Ceilings, Rates
+from common.records.fields import Ceilings
 from common.records.run_record import Run
 from common.records.step_profile import Profile
 
@@ -99,10 +99,13 @@ def cost(name: str, shapes: Sequence, types: Sequence[str], element: int = 4) ->
         return None
     if operator in MATRIX_PRODUCTS:
         first = int(operator in ADDS)
-        if types[0] not in ELEMENT_BYTES or not _are_tensors(shapes[first : first + 2], types[first:], MATRIX_PRODUCTS[operator]):
+        factors = shapes[first : first + 2]  # [m, k] and [k, n], or [b, m, k] and [b, k, n]
+        if types[0] not in ELEMENT_BYTES or not _are_tensors(factors, types[first:], MATRIX_PRODUCTS[operator]):
             return None
-        flops, read, written = matrix_product(operator, shapes)
-        return flops, (read + written) * ELEMENT_BYTES[types[0]]
+        left, right = factors
+        output = math.prod(left[:-1]) * right[-1]
+        moved = sum(map(math.prod, shapes[: first + 2])) + output
+        return 2 * output * left[-1], moved * ELEMENT_BYTES[types[0]]
     kernel, backward = operator.removesuffix("_forward").removesuffix("_backward"), operator.endswith("_backward")
     if kernel in ATTENTION:
         queries_and_keys = shapes[1:3] if backward else shapes[:2]
@@ -134,13 +137,6 @@ def _consistent(shapes: Sequence, types: Sequence[str]) -> bool:
 def _are_tensors(shapes: Sequence[Shape], types: Sequence[str], rank: int) -> bool:
     """Whether these are two tensors of so many dimensions; `types` may have more elements."""
     return len(shapes) == 2 and all(map(ELEMENT_BYTES.__contains__, types[:2])) and all(len(shape) == rank for shape in shapes)
-
-
-def matrix_product(operator: str, shapes: Sequence[Shape]) -> tuple[int, int, int]:
-    """FLOPs, elements read and elements written of [m, k] x [k, n] or [b, m, k] x [b, k, n]; addmm and baddbmm add to it."""
-    *addend, left, right = shapes[:3] if operator in ADDS else shapes[:2]
-    output = math.prod(left[:-1]) * right[-1]
-    return 2 * output * left[-1], sum(map(math.prod, (*addend, left, right))), output
 
 
 def _attention(shapes: Sequence[Shape], kind: str, heads_first: bool, backward: bool) -> tuple[int, int]:
@@ -223,7 +219,7 @@ def least_seconds(flops: float, bytes_: float, ceilings: Ceilings) -> float:
     return max(flops / ceilings["flops_per_second"], bytes_ / ceilings["bytes_per_second"])
 
 
-def bound(flops: float, bytes_: float, ceilings: Rates) -> tuple[float, str]:
+def bound(flops: float, bytes_: float, ceilings: Ceilings) -> tuple[float, str]:
     """A lower bound on the seconds of a call of this cost, and the ceiling that sets it: `compute`, `memory` or `launch`."""
     return max(
         (flops / ceilings["flops_per_second"], "compute"),
@@ -266,9 +262,9 @@ class OperatorCalls(NamedTuple):
         """Whether it computes or moves data; all others (views, autograd nodes, allocations) are overhead."""
         return (self.flops, self.bytes) != (0, 0)
 
-    def rate(self, amount: int | None, unit: float = 1.0) -> float | None:
-        """FLOPs or bytes per second, in `unit`; None where they are zero or not known."""
-        return amount * self.calls / self.us * 1e6 / unit if amount else None
+    def rate(self, amount: int | None) -> float | None:
+        """FLOPs or bytes per second; None where they are zero or not known."""
+        return amount * self.calls / self.us * 1e6 if amount else None
 
 
 def rows(profile: Profile) -> list[OperatorCalls]:

@@ -99,9 +99,10 @@ def targets(step: Step) -> list[Target]:
     found = [_bounded(step, fusion, ceilings) for fusion in _fusions(step) if fusion.rows]
     found += _mixed_precision(step)
     if step.on_gpu and step.outside_us:
-        graph = Fusion("launch overhead", "the step replayed as a CUDA or HIP graph: the GPU never waits for the host", [], [])
+        form = "the step replayed as a CUDA or HIP graph: the GPU never waits for the host"
+        graph = Fusion("launch overhead", form, [], [], note="All idle time.")
         calls = sum(row.calls for row in _working(step))
-        found.append(_target(step, graph._replace(note="All idle time."), (calls, 1), (step.outside_us, 0.0)))
+        found.append(_target(step, graph, (calls, 1), (step.outside_us, 0.0)))
     return sorted(found, key=lambda target: -(target["bound"] or 0))
 
 

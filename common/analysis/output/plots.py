@@ -30,11 +30,9 @@ def new(width: float, height: float) -> "Figure":
 
 
 def save(path: Path, figure: "Figure") -> None:
-    """Draws the PNG with Agg, and writes it as `files.write_bytes` does."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
+    """Draws the PNG, and writes it as `files.write_bytes` does."""
     drawing = io.BytesIO()
-    FigureCanvasAgg(figure).print_figure(drawing, format="png", dpi=140)
+    figure.savefig(drawing, format="png", dpi=140)
     write_bytes(path, drawing.getvalue())
 
 
@@ -45,11 +43,10 @@ def svg(figure: "Figure", name: str, description: str) -> str:
     unique in the page; the description is for those who cannot see the figure.
     """
     import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     text = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        FigureCanvasSVG(figure).print_svg(text, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     drawing = re.sub(r'((?<= id=")|(?<=url\(#)|(?<=href="#))', f"{name}-", text.getvalue())
     head, body = drawing[drawing.index("<svg") :].split(">", 1)
     size = head[head.index('viewBox="') :].split('"')[1]

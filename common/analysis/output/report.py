@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common.analysis.output import plots, tables
 from common.errors import UsageError
-from common.files import writable_file, writable_folder, write_json, write_text
+from common.files import writable_file, write_json, write_text
 from common.terminal import wrapped
 
 if TYPE_CHECKING:
@@ -175,11 +175,8 @@ class Report:
         return environment.get_template("report.html").render(title=self.title, sections=self.sections)
 
     def write(self, folder: Path, stem: str, kinds: Sequence[str] = KINDS, flag: str = "--output-dir") -> list[Path]:
-        """Writes the files of the given kinds (md, html, csv, json, png) into `folder`, each one whole, and returns them in the
-        order of the kinds.
-
-        The Markdown file and the page are named `stem`; the other files have names of their own. `flag` is the option that named
-        the folder, for the message about one that cannot be written to.
+        """Writes the files of these kinds (also html) into `folder`, which the option `flag` named, and returns them in the order
+        of the kinds; the Markdown file and the page are named `stem`, and the others have names of their own.
         """
         contents: dict[str, Any] = {}
         for kind in kinds:
@@ -192,7 +189,6 @@ class Report:
                 contents |= {f"{picture.stem}.png": picture.draw() for picture in pictures}
             else:
                 contents |= {name: content for name, content in self.files.items() if name.endswith(f".{kind}")}
-        writable_folder(folder, flag)
         for name in contents:
             writable_file(folder / name, flag)
         writers = {".json": write_json, ".png": plots.save}

@@ -82,16 +82,12 @@ def text(header: Sequence[str], rows: Rows, least: Sequence[str] = (), elsewhere
     for i in dict.fromkeys([*map(list(header).index, least), *range(len(header) - 2, 0, -1)]):
         if too_wide():
             kept.remove(i)
-    lines = ["  ".join(_padded(row[i], widths[i], right[i]) for i in kept).rstrip() for row in cells]
+    pad = [str.rjust if is_number else str.ljust for is_number in right]
+    lines = ["  ".join(pad[i](shortened(row[i], widths[i]), widths[i]) for i in kept).rstrip() for row in cells]
     if left_out := [name for i, name in enumerate(header) if i not in kept]:
         where = f" ({elsewhere} has all)" if elsewhere else ""
         lines.append(shortened(f"columns left out: {', '.join(left_out)}{where}", terminal.width()))
     return "\n".join(lines)
-
-
-def _padded(cell: str, width: int, right: bool) -> str:
-    cell = shortened(cell, width)
-    return cell.rjust(width) if right else cell.ljust(width)
 
 
 def csv_text(header: Sequence[str], rows: Rows) -> str:

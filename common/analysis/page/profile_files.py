@@ -30,31 +30,27 @@ def write(path: Path, content: dict[str, Any]) -> list[Path]:
 
     RunError: a trace cannot be read, or a file cannot be written; then TensorBoard's folder is removed.
     """
-    try:
-        return _write(path, content)
-    except (OSError, UsageError) as error:
-        shutil.rmtree(step_profile.events(path, content["run"]), ignore_errors=True)
-        raise RunError(f"the profile could not be written into {path.parent}: {error}") from error
-
-
-def _write(path: Path, content: dict[str, Any]) -> list[Path]:
     folder, stamp = path.parent, path.stem.removeprefix("profile_")
     exported = folder / content["trace"]
-    trace, eager = graph_replays.load(exported), graph_replays.eager_path(exported)
-    for note in trace.notes:
-        print(f"note: {note}", file=sys.stderr)
-    tables = chrome_trace.profile_tables(trace, content["attention_only"])
-    profile: Any = {"schema": "tiny-llama-profile/1", **content, **tables}
-    write_json(path, profile)
-    written = [path, exported, *([eager] if eager.exists() else [])]
-    written += sorted(folder.glob(f"trace_rank*_{stamp}.json"))  # of the other processes
-    written.append(write_events(step_profile.events(path, profile["run"]), profile["run"]))
-    if profile["profiled_steps"] and profile["operators"]:
-        if profile["memory_peak_bytes"] is not None:
-            write_text(folder / "memory_timeline.html", MEMORY_PAGE)
-            written.append(folder / "memory_timeline.html")
-        written += run_page.of_run(path, trace).write(folder, "run", ("html",))
-    return written
+    try:
+        trace, eager = graph_replays.load(exported), graph_replays.eager_path(exported)
+        for note in trace.notes:
+            print(f"note: {note}", file=sys.stderr)
+        tables = chrome_trace.profile_tables(trace, content["attention_only"])
+        profile: Any = {"schema": "tiny-llama-profile/1", **content, **tables}
+        write_json(path, profile)
+        written = [path, exported, *([eager] if eager.exists() else [])]
+        written += sorted(folder.glob(f"trace_rank*_{stamp}.json"))  # of the other processes
+        written.append(write_events(step_profile.events(path, profile["run"]), profile["run"]))
+        if profile["profiled_steps"] and profile["operators"]:
+            if profile["memory_peak_bytes"] is not None:
+                write_text(folder / "memory_timeline.html", MEMORY_PAGE)
+                written.append(folder / "memory_timeline.html")
+            written += run_page.of_run(path, trace).write(folder, "run", ("html",))
+        return written
+    except (OSError, UsageError) as error:
+        shutil.rmtree(step_profile.events(path, content["run"]), ignore_errors=True)
+        raise RunError(f"the profile could not be written into {folder}: {error}") from error
 
 
 def write_events(folder: Path, run: TimedRun) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from common.analysis.comparisons import launch_changes
-from common.analysis.formulas.optimization_targets import read_step, targets
+from common.analysis.formulas.optimization_targets import read_step
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.page import timeline
@@ -41,15 +41,16 @@ def of_run(path: Path, trace: Trace | None) -> Report:
     title = f"{run['version']} {run['training']['preset']} {run['precision']['compute']}, {run['device']['name']}"
     result = Report(f"{title}, {processes} processes" if processes > 1 else title)
     advice = GRAPHS if run.get("settings", {}).get("capture_step") else "Try `--capture-step`"
-    result.text(launches.verdict(pytorch.read_profile(path), step_profile.idle_percent(profile), advice))
-    parts = bottlenecks.report(step, path, targets(step))
+    kernels = pytorch.read_profile(path, profile)
+    result.text(launches.verdict(kernels, step_profile.idle_percent(profile), advice))
+    parts = bottlenecks.report(step, path)
     result.include(parts, "", "time-of-the-step-by-span", "time-of-attention")
     if trace:
         _add_timeline(result, timeline.of_trace(trace), f"profiled steps: {profile['profiled_steps']}")
     result.include(parts, "", "the-step-against-its-limits", "targets-of-optimization")
     if profile["kernels"]:
         result.section("Kernels")
-        header, rows = profile_summary.kernel_rows(profile)
+        header, rows = launches.kernel_rows(kernels, profile["profiled_steps"])
         result.table(header, rows, f"A mean step, {min(TOP, len(rows))} of {len(rows)}", code=["kernel"], top=TOP)
         result.text(profile_summary.launches(profile))
     if run["ceilings"]:
@@ -97,14 +98,14 @@ def of_kernels(path: Path, kernels: Kernels) -> Report:
 
 def of_events(path: Path) -> Report:
     """The page of any other Chrome trace."""
-    result, (events, sums, damaged) = Report(path.name), timeline.of_events(path)
-    unit, factor = tables.time_unit(max(us for _, us in sums.values()) / 1e3)
-    rows: list[list[Any]] = [[name, calls, us / 1e3 * factor] for name, (calls, us) in sums.items()]
+    result, (events, table, damaged) = Report(path.name), timeline.of_events(path)
+    sums = table.groupby("name", sort=False).duration.agg(["size", "sum"]).sort_values("sum", ascending=False, kind="stable")
+    unit, factor = tables.time_unit(sums["sum"].max() / 1e3)
+    rows = [[name, calls, us / 1e3 * factor] for name, calls, us in sums.itertuples()]
     left_out = f" Left out: {tables.counted(damaged, 'event')} without a name, a time or an end." * (damaged > 0)
-    result.text(f"Events: {sum(row[1] for row in rows):,}; tracks: {len(events['tracks'])}.{left_out}")
+    result.text(f"Events: {len(table):,}; tracks: {len(events['tracks'])}.{left_out}")
     _add_timeline(result, events, "all events")
     result.section(EVENTS_BY_NAME)
-    rows.sort(key=lambda row: -row[2])
     title = f"The {min(TOP, len(rows))} of {len(rows)} names that take longest, with what they enclose"
     result.table(["event", "calls", unit], rows, title, code=["event"], top=TOP)
     return result
@@ -133,7 +134,7 @@ def _add_step(result: Report, trace: Trace, sums: Sums, idle: float | None) -> N
 
 
 def _add_critical_path(result: Report, trace: Trace) -> None:
-    if measured := critical_path.step(trace):
+    if (measured := critical_path.step(trace)) is not None:
         result.section("Critical path")
         result.table(["quantity", "of the median step"], critical_path.summary(measured).items())
 

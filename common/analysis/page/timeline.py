@@ -21,6 +21,8 @@ from common.analysis.profiles.kernel_table import Kernels
 from common.errors import UsageError
 from common.span_names import FORWARD_SPANS, SPANS
 
+import pandas
+
 EVENTS = 50_000
 STREAMS = 8  # a GPU with more has one track: each branch of a graph can have several
 
@@ -95,9 +97,9 @@ def of_kernels(kernels: Kernels) -> dict[str, Any] | None:
     ])  # fmt: skip
 
 
-def of_events(path: Path) -> tuple[dict[str, Any], dict[str, tuple[int, float]], int]:
-    """All timed events of any Chrome trace, by category; calls and us by name, of those beyond EVENTS too; and the number of
-    events that are left out, because they are damaged or have no end.
+def of_events(path: Path) -> tuple[dict[str, Any], pandas.DataFrame, int]:
+    """All timed events of any Chrome trace, by category; a table of them, with those beyond EVENTS; and the number of events that
+    are left out, because they are damaged or have no end.
     """
     labels: dict[str | tuple[str, str], str] = {}  # of a process, and of one of its threads
     found: list[tuple[tuple[str, str], Event]] = []
@@ -123,11 +125,7 @@ def of_events(path: Path) -> tuple[dict[str, Any], dict[str, tuple[int, float]],
     names = {track: f"{labels.get(track[0], track[0])}, {labels.get(track, track[1])}" for track, _ in found}
     shared = Counter(names.values())
     made = [event._replace(track=names[track] + f" ({', '.join(track)})" * (shared[names[track]] > 1)) for track, event in found]
-    sums: dict[str, tuple[int, float]] = {}
-    for event in made:
-        calls, us = sums.get(event.name, (0, 0.0))
-        sums[event.name] = calls + 1, us + event.duration
-    return _timeline(made), sums, damaged + sum(map(len, begun.values()))
+    return _timeline(made), pandas.DataFrame(made), damaged + sum(map(len, begun.values()))
 
 
 def _timed(event: dict[str, Any], duration: float | str) -> Event:

@@ -54,7 +54,7 @@ KERNEL_COLUMNS = (
     "name", "category", "start_us", "duration_us", "stream", "span", "phase", "step", "launch_delay_us",
     "operators", "graph",
 )  # fmt: skip
-MEMORY_COLUMNS = ("time_us", "bytes", "address", "device", "total_bytes", "span", "phase")
+MEMORY_COLUMNS = ("time_us", "bytes", "address", "total_bytes", "device", "span", "phase")
 STEP_COLUMNS = ("start_us", "duration_us")
 
 Interval = tuple[float, float]  # start and end
@@ -134,10 +134,11 @@ def load(path: Path) -> Trace:
     _attribute(host)
     steps = _mark_steps(host, operators or [event for event in host if event.kind == "launch"])
     kernels = _join_kernels(device, host, steps)
+    memory = [(event.start, *event.memory, event.span, event.phase) for event in host if event.memory]
     return Trace(
         operators=pandas.DataFrame(map(_operator_row, operators), columns=OPERATOR_COLUMNS),
         kernels=pandas.DataFrame(kernels, columns=KERNEL_COLUMNS),
-        memory=pandas.DataFrame([_memory_row(event) for event in host if event.memory], columns=MEMORY_COLUMNS),
+        memory=pandas.DataFrame(memory, columns=MEMORY_COLUMNS),
         steps=pandas.DataFrame(steps, columns=STEP_COLUMNS),
         gpus=len({event.thread[0] for event in device}), host=host, notes=notes,
     )  # fmt: skip
@@ -249,11 +250,6 @@ def _operator_row(event: Event) -> tuple:
         cpu_us, device_us = self_cpu_us, event.self_device_us
     times = event.start, cpu_us, self_cpu_us, device_us, event.self_device_us
     return name, event.span, event.phase, event.step, *times, event.shapes, event.types, event.allocated_bytes
-
-
-def _memory_row(event: Event) -> tuple:
-    size, address, total, device = event.memory or (0, "", 0, 0)
-    return event.start, size, address, "gpu" if device else "cpu", total, event.span, event.phase
 
 
 def profile_tables(trace: Trace, attention_only: bool = False) -> Sums:

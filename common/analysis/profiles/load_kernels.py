@@ -47,7 +47,6 @@ FOREIGN = f"is none of the files that hold kernels: give {SUPPORTED_FILES_HINT}"
 REFUSALS = {
     "empty": "is empty",
     "other": FOREIGN,
-    "JSON": FOREIGN,
     "rocprofv3 JSON": "is JSON of rocprofv3: profile with --output-format csv and give the *_kernel_trace.csv",
     "API statistics": "holds statistics of API calls or copies, not of kernels: give the *_kernel_stats.csv beside it",
     "counters": "has a row per counter of rocprofv3 --pmc: give the *_kernel_trace.csv (rocprofv3 --kernel-trace)",
@@ -140,7 +139,7 @@ def recognize(path: Path) -> str:
         return "other" if head else "empty"
     if head[:1] in (b"{", b"["):
         marks = JSON_MARKS | ({"ph": "pytorch-trace"} if head[:1] == b"[" else {})
-        return next((source for mark, source in marks.items() if f'"{mark}"'.encode() in head), "JSON")
+        return next((source for mark, source in marks.items() if f'"{mark}"'.encode() in head), "other")
     text = files.read_text(path)
     if match := ncu.HEADER.search(text):
         return "other" if "Invocations" in match[0] else "ncu"  # a summary has no launches

@@ -15,6 +15,7 @@ from common.analysis.profiles.chrome_trace import STEP, Trace
 from common.analysis.profiles.kernel_table import Kernels, build, category, several_gpus
 from common.errors import UsageError
 from common.records import step_profile
+from common.records.step_profile import Profile
 
 import pandas
 
@@ -47,8 +48,9 @@ def read_trace(path: Path, trace: Trace | None = None) -> Kernels:
     return build("pytorch-trace", path, columns | times, steps=steps, notes=notes)
 
 
-def read_profile(path: Path) -> Kernels:
-    profile = step_profile.read(path)
+def read_profile(path: Path, profile: Profile | None = None) -> Kernels:
+    """The kernels of a profile, which may have been read before."""
+    profile = profile or step_profile.read(path)
     steps, on_gpu = profile["profiled_steps"], bool(profile["kernels"])
     if on_gpu:
         rows = [(row["name"], row["span"], row["phase"], row["calls"], row["device_us"]) for row in profile["kernels"]]

@@ -10,16 +10,14 @@ from common.analysis.profiles.kernel_table import SERIALIZED_NOTE, Kernels, buil
 from common.errors import UsageError
 
 import pandas
-from typing_extensions import TypedDict
 
 SQLITE = b"SQLite format 3\0"  # a database begins with it
 JOINED = ("pmc_perf.csv", "pmc_perf.csv.gz")  # tables of rocprof-compute with the counters of all passes of a workload
-STATS_COLUMNS = {"calls": "Calls", "duration_ns": "TotalDurationNs"}
 COUNTER = re.compile(r"(SQC?|TC[ACP]|T[AD]|GRBM|CP[CF]|SPI)_.*")  # by the block of the GPU that counts
 # Columns that tell launches apart where each counter has a row of its own: those by which rocprof-compute joins, and the GPU.
 DISPATCH_COLUMNS = ("GPU_ID", "Dispatch_ID", "Kernel_Name", "Grid_Size", "Workgroup_Size", "LDS_Per_Workgroup")
 GPU_COLUMNS = ("Agent_Id", "Guid")  # of a kernel trace: the number among all GPUs, and the process
-CEILING_COLUMN = re.compile(r"(?P<unit>MFMA|WMMA)?(?P<kind>BF|MXF|FP|F|I)(?P<bits>\d+(F\d+)?)(Flops|Ops)|(?P<level>[A-Z]+\d?)Bw")
+FLOPS_COLUMN = re.compile(r"(MFMA)?(BF|FP|F)(\d+)Flops")
 
 
 def read_kernel_trace(path: Path) -> Kernels:
@@ -29,10 +27,10 @@ def read_kernel_trace(path: Path) -> Kernels:
 
 def read_kernel_stats(path: Path) -> Kernels:
     frame = read_frame(path)
-    columns = {ours: numbers(path, frame, column) for ours, column in STATS_COLUMNS.items() if column in frame}
-    if (columns["calls"] < 1).any():
-        raise UsageError(f"{path} is damaged: row {int((columns['calls'] < 1).argmax()) + 2} has no calls")
-    return build("rocprofv3-kernel-stats", path, {"name": frame.Name, **columns})
+    calls, total = numbers(path, frame, "Calls"), numbers(path, frame, "TotalDurationNs")
+    if (calls < 1).any():
+        raise UsageError(f"{path} is damaged: row {int((calls < 1).argmax()) + 2} has no calls")
+    return build("rocprofv3-kernel-stats", path, {"name": frame.Name, "calls": calls, "duration_ns": total})
 
 
 def read_pmc_perf(path: Path) -> Kernels:
@@ -92,34 +90,18 @@ def _query(path: Path, sql: str) -> list[tuple]:
         raise UsageError(f"{path} is not a database of rocpd, or is damaged: {error}") from error
 
 
-class MeasuredCeilings(TypedDict):
-    """The ceilings of a device (its number), by unit and number format, and by level of the memory.
-
-    The formats are `fp32`, `fp64`, ... of the vector units and `mfma_bf16`, `mfma_fp16`, ... (or `wmma_`) of the matrix units,
-    with operations per second for integer types such as `int8`. The levels are `hbm`, `l2`, `l1`, `lds` and `mall`.
+def read_rocprof_ceilings(path: Path) -> tuple[float, dict[str, float]]:
+    """The ceilings that rocprof-compute measured on the first device in a roofline.csv (GB/s and GFLOP/s in the file): bytes/s of
+    the memory, and FLOP/s by number format, `fp32`, `fp64`, ... of the vector units and `mfma_bf16`, ... of the matrix units.
     """
-
-    device: int
-    flops_per_second: dict[str, float]
-    bytes_per_second: dict[str, float]
-
-
-def read_rocprof_ceilings(path: Path) -> MeasuredCeilings:
-    """The ceilings that rocprof-compute measured on the first device in a roofline.csv (GB/s and GFLOP/s in the file)."""
     if "HBMBw" not in files.read_text(path).partition("\n")[0]:
         raise UsageError(f"{path} is not a roofline.csv of rocprof-compute (it has no column HBMBw): profile with --roof-only")
     frame = read_frame(path)
     if not len(frame):
         raise UsageError(f"{path} has a header and no device: profile with --roof-only again")
-    result = MeasuredCeilings(device=int(numbers(path, frame, frame.columns[0])[0]), flops_per_second={}, bytes_per_second={})
+    flops = {}
     for column in frame.columns:
-        match = CEILING_COLUMN.fullmatch(column)
-        value = float(numbers(path, frame, column)[0]) * 1e9 if match else 0.0
-        if not match or not value:
-            continue
-        if match["level"]:
-            result["bytes_per_second"][match["level"].lower()] = value
-        else:
-            kind = {"BF": "bf", "I": "int", "MXF": "mxfp"}.get(match["kind"], "fp") + match["bits"].lower()
-            result["flops_per_second"]["_".join(filter(None, ((match["unit"] or "").lower(), kind)))] = value
-    return result
+        if match := FLOPS_COLUMN.fullmatch(column):
+            unit, kind, bits = match.groups("")
+            flops[f"{unit and 'mfma_'}{'bf' if kind == 'BF' else 'fp'}{bits}"] = 1e9 * float(numbers(path, frame, column)[0])
+    return 1e9 * float(numbers(path, frame, "HBMBw")[0]), flops

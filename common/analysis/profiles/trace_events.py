@@ -51,7 +51,7 @@ class Event:
     number: int | None = None  # an operator's sequence number
     shapes: str = "[]"  # an operator's or annotation's inputs, as JSON
     types: str = "[]"
-    memory: tuple[int, str, int, int] | None = None  # bytes (a release: below 0), address, total, 0 on the CPU
+    memory: tuple[int, str, int, str] | None = None  # bytes (a release: below 0), address, total, `cpu` or `gpu`
     operator: "Event | None" = None  # innermost enclosing operator
     span: str | None = None
     phase: str | None = None
@@ -143,7 +143,7 @@ def _event(event: Any, shared: dict[Any, Any]) -> Event | None:
         raise ValueError
     if is_memory:
         size, address, total, device = (arguments[key] for key in MEMORY)
-        result.memory = int(size), str(address), int(total), int(device)
+        result.memory = int(size), str(address), int(total), "gpu" if int(device) else "cpu"
     elif found in ("operator", "annotation"):
         result.number = arguments.get("Sequence number")
         shapes = [shape if isinstance(shape, list) else [] for shape in arguments.get("Input Dims") or []]

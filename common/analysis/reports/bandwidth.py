@@ -21,7 +21,7 @@ from common.analysis.profiles.kernel_names import short_name
 from common.analysis.reports import profile_summary, roofline
 from common.errors import UsageError
 from common.records import step_profile
-from common.records.fields import Ceilings, Rates
+from common.records.fields import Ceilings
 from common.records.run_record import TimedRun
 from common.records.step_profile import Profile
 
@@ -177,12 +177,14 @@ def _ceilings(path: Path, profile: Profile | None, flops: Mapping) -> tuple[Ceil
         return own, "a large copy in the profiled run"
     for file in sorted(path.rglob("roofline.csv")) if path.is_dir() else [path.with_name("roofline.csv")]:
         if file.is_file():
-            measured = rocm.read_rocprof_ceilings(file)
-            if "hbm" in measured["bytes_per_second"]:
+            bandwidth, measured = rocm.read_rocprof_ceilings(file)
+            if bandwidth:
                 main = max(flops, key=lambda name: flops[name], default="")
-                peak = measured["flops_per_second"].get(main, math.inf) if flops.get(main) else math.inf
-                rates = Rates(flops_per_second=peak, bytes_per_second=measured["bytes_per_second"]["hbm"], operation_seconds=0)
-                return Ceilings(**rates, precision=main, work=UNITS), str(file)
+                peak = (measured.get(main) if flops.get(main) else None) or math.inf
+                rates = Ceilings(
+                    flops_per_second=peak, bytes_per_second=bandwidth, operation_seconds=0, precision=main, work=UNITS
+                )
+                return rates, str(file)
     return None, ""
 
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from common.analysis.formulas.optimization_targets import SCHEMA, Step, Target, read_step, targets
+from common.analysis.formulas.optimization_targets import SCHEMA, Step, read_step, targets
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.profiles.kernel_names import communication_or
@@ -59,18 +59,13 @@ def overlap(times: float, busy: float) -> list[str]:
     return [f"Kernels that run at the same time each count in full, so the parts add up to {share}."]
 
 
-def outside(step: Step) -> str:
-    """The name of the time that no operator covers."""
-    return IDLE if step.on_gpu else "outside operators (Python, dispatch)"
-
-
 def by_limit(step: Step) -> list[list[Any]]:
     """Rows of limit, us and percent of the step, the longest first: the operators by what binds them, and the rest."""
     added: dict[str, float] = defaultdict(float)
     for row in step.rows:
         added[communication_or(row.name, LIMITS[row.bound])] += row.us
     if step.outside_us:
-        added[outside(step)] = step.outside_us
+        added[IDLE if step.on_gpu else "outside operators (Python, dispatch)"] = step.outside_us
     return [[name, us, 100 * us / step.us] for name, us in sorted(added.items(), key=lambda item: -item[1])]
 
 
@@ -96,7 +91,7 @@ def limits(profile: Profile) -> list[tuple[str, str]]:
     return facts
 
 
-def report(step: Step, path: Path, ranked: list[Target], prefix: str = "") -> Report:
+def report(step: Step, path: Path, prefix: str = "") -> Report:
     """Time by span, longest operators and targets; it writes operator_timing.csv and optimization_targets.json."""
     result, profile = Report(f"Bottlenecks of tiny_llama_{step.profile['run']['version']}"), step.profile
     ceilings, attention_only = profile["run"]["ceilings"], profile["attention_only"]
@@ -137,6 +132,7 @@ def report(step: Step, path: Path, ranked: list[Target], prefix: str = "") -> Re
     result.csv(f"{prefix}operator_timing", CSV_COLUMNS, timing)
     result.section("Targets of optimization")
     result.text(ABOUT_TARGETS)
+    ranked = targets(step)
     unit, factor = tables.time_unit(max((target["time_us"] for target in ranked), default=0) / 1e3)
     shown = [
         [target["name"], target["calls"], target["fused_calls"], target["time_us"] / 1e3 * factor,
@@ -170,5 +166,4 @@ def analyze(profile_data: Path, output_report: Path, version: str) -> str:
     if output_report.parent == Path("."):
         output_report = FOLDER / output_report
     prefix = "" if output_report.name == DEFAULT else f"{output_report.stem}_"
-    result = report(step, path, targets(step), prefix)
-    return result.publish_as(output_report, ("md", "csv", "json"), "--output-report")
+    return report(step, path, prefix).publish_as(output_report, ("md", "csv", "json"), "--output-report")

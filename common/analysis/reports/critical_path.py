@@ -11,7 +11,7 @@ the eager step (`graph_replays`).
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from common.analysis.output import tables
 from common.analysis.output.report import Report
@@ -30,23 +30,7 @@ HOW_TO_READ = (
 )
 
 
-class Step(NamedTuple):
-    """The kernels, copies and fills of one step, in order of start, with start_us from the first start.
-
-    `kernels` has the columns of `Trace.kernels`, and: end_us, on_path, path_us (its time on the path less what overlaps the
-    kernel before; 0 beside the path), gap_us (before it on the path, else 0).
-    """
-
-    kernels: pandas.DataFrame
-    window_us: float  # from the first start to the last end
-    busy_us: float  # at least one kernel runs
-
-    @property
-    def path(self) -> pandas.DataFrame:
-        return self.kernels[self.kernels.on_path]
-
-
-def step(trace: Trace) -> Step | None:
+def step(trace: Trace) -> pandas.DataFrame | None:
     """The step whose time from the first start to the last end is the median; None if no kernel ran in any."""
     ran = trace.kernels[trace.kernels.step >= 0]
     if ran.empty:
@@ -56,8 +40,11 @@ def step(trace: Trace) -> Step | None:
     return measure(ran[ran.step == windows.index[(len(windows) - 1) // 2]])
 
 
-def measure(kernels: pandas.DataFrame) -> Step:
-    """A step of these rows of `Trace.kernels`."""
+def measure(kernels: pandas.DataFrame) -> pandas.DataFrame:
+    """These rows of `Trace.kernels`, the kernels, copies and fills of a step, in order of start, with start_us from the first
+    start, and: end_us, on_path, path_us (its time on the path less what overlaps the kernel before; 0 beside the path), gap_us
+    (before it on the path, else 0).
+    """
     kernels = kernels.sort_values(["start_us", "duration_us"], kind="stable").reset_index(drop=True)
     kernels["start_us"] -= kernels.start_us.iloc[0]
     kernels["end_us"] = kernels.start_us + kernels.duration_us
@@ -68,7 +55,7 @@ def measure(kernels: pandas.DataFrame) -> Step:
     kernels.loc[path, "on_path"] = True
     kernels.loc[path, "path_us"] = ends[path] - numpy.maximum(starts[path], before)
     kernels.loc[path, "gap_us"] = numpy.maximum(0.0, starts[path] - before)
-    return Step(kernels, float(ends.max()), busy(starts, ends))
+    return kernels
 
 
 def critical_path(kernels: pandas.DataFrame) -> list[int]:
@@ -84,23 +71,23 @@ def critical_path(kernels: pandas.DataFrame) -> list[int]:
         path.append(int(numpy.where(before, ends, -numpy.inf).argmax()))
 
 
-def summary(step: Step) -> dict[str, float]:
-    """Numbers of a step by their labels, in the order in which they are read."""
-    path = step.path
+def summary(kernels: pandas.DataFrame) -> dict[str, float]:
+    """Numbers of a step (of `measure`) by their labels, in the order in which they are read."""
+    window, busy_us = float(kernels.end_us.max()), busy(kernels.start_us.to_numpy(), kernels.end_us.to_numpy())
     return {
-        "from the first start to the last end, us": step.window_us,
-        "kernels, copies and fills": len(step.kernels), "streams": step.kernels.stream.nunique(),
-        "on the critical path": len(path), "their time, us": float(path.path_us.sum()),
-        "gaps between them, us": float(path.gap_us.sum()), "no kernel runs, us": step.window_us - step.busy_us,
-        "busy, %": 100 * step.busy_us / step.window_us if step.window_us else 100.0,
-        "sum of all kernels, us": float(step.kernels.duration_us.sum()),
+        "from the first start to the last end, us": window,
+        "kernels, copies and fills": len(kernels), "streams": kernels.stream.nunique(),
+        "on the critical path": int(kernels.on_path.sum()), "their time, us": float(kernels.path_us.sum()),
+        "gaps between them, us": float(kernels.gap_us.sum()), "no kernel runs, us": window - busy_us,
+        "busy, %": 100 * busy_us / window if window else 100.0,
+        "sum of all kernels, us": float(kernels.duration_us.sum()),
     }  # fmt: skip
 
 
-def kernel_table(step: Step) -> tables.Table:
+def kernel_table(kernels: pandas.DataFrame) -> tables.Table:
     """Header and a row per kernel and phase, the longest on the critical path first, then those that are not on it."""
     rows: list[list[Any]] = []
-    for key, own in step.kernels.groupby(["name", "phase"], sort=False):
+    for key, own in kernels.groupby(["name", "phase"], sort=False):
         name, phase = map(str, key)
         spans = own.groupby("span").duration_us.sum().sort_values(ascending=False).index
         rows.append([

@@ -92,14 +92,19 @@ def report(kernels: Kernels, top: int) -> Report:
         (f"under {_time(SHORT_NS)}", _short(kernels)),
         *([("of no known kind", unknown)] if unknown and not kernels.are_operators else []),
     ])  # fmt: skip
-    (whole, per_whole), (single, per_single) = (tables.time_unit(ns.max() / 1e6) for ns in (rows.total_ns, rows.mean_ns))
-    header = [what, "calls", f"total {whole}", f"mean {single}", "share %"]
-    body = [
-        [kernel_names.short_name(name), calls, total / 1e6 * per_whole, mean / 1e6 * per_single, 100 * share]
-        for name, _, calls, total, mean, share in rows.head(top).itertuples(index=False)
-    ]
-    result.table(header, body, f"{what.capitalize()}s that take longest, {len(body)} of {len(rows)}", code=[what])
+    title = f"{what.capitalize()}s that take longest, {min(top, len(rows))} of {len(rows)}"
+    result.table(*kernel_rows(kernels), title, code=[what], top=top)
     return result
+
+
+def kernel_rows(kernels: Kernels, steps: int = 1) -> tables.Table:
+    """Header and a row per kernel or operator, the longest first; calls and total time are divided by `steps`."""
+    rows, what = summary(kernels), "operator" if kernels.are_operators else "kernel"
+    totals = rows.total_ns / steps
+    (whole, per_whole), (single, per_single) = (tables.time_unit(ns.max() / 1e6) for ns in (totals, rows.mean_ns))
+    names = map(kernel_names.short_name, rows.name)
+    columns = names, rows.calls / steps, totals / 1e6 * per_whole, rows.mean_ns / 1e6 * per_single, 100 * rows.share
+    return [what, "calls", f"total {whole}", f"mean {single}", "share %"], [list(row) for row in zip(*columns, strict=True)]
 
 
 def _time(ns: float) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
-from common.analysis.profiles.kernel_names import short_name
+from common.analysis.profiles import pytorch
+from common.analysis.reports.launches import kernel_rows
 from common.records import step_profile
 from common.records.step_profile import Profile
 
@@ -65,7 +66,7 @@ def add_section(report: Report, path: Path, profile: Profile, sort_by: str | Non
     where = "on the GPU" if profile["kernels"] else "in operators on the CPU"
     report.table(*span_rows(profile), title=f"Time {where} in a mean step")
     if profile["kernels"]:
-        header, rows = kernel_rows(profile)
+        header, rows = kernel_rows(pytorch.read_profile(path, profile), profile["profiled_steps"])
         report.table(header, rows, title=_title("Kernels", profile, rows), code=["kernel"], top=ROWS)
         idle = f"{step_profile.idle_percent(profile):.1f} % of the step"
         report.text(f"{launches(profile)} The GPU is idle {idle}. It idles less without the profiler, which slows the host.")
@@ -121,19 +122,6 @@ def span_rows(profile: Profile) -> tables.Table:
         body.append(["idle GPU" if on_gpu else "outside operators (Python)", None, None, wall - covered])
     header = ["span", *(f"{name} {unit}" for name in ("forward", "backward", "total")), "% of step"]
     return header, [[row[0], *(ms and ms * factor for ms in row[1:]), 100 * row[3] / wall] for row in body]
-
-
-def kernel_rows(profile: Profile) -> tables.Table:
-    """Header and rows of the kernels of a GPU in a mean step, added up over spans and phases, the longest first."""
-    added = pandas.DataFrame(profile["kernels"]).groupby("name", sort=False)[["calls", "device_us"]].sum()
-    added = added.sort_values("device_us", ascending=False, kind="stable")
-    steps, whole = profile["profiled_steps"], added.device_us.sum() or 1
-    unit, factor = tables.time_unit(added.device_us.max() / steps / 1e3)
-    body = [
-        [short_name(name), calls / steps, us / steps / 1e3 * factor, us / calls, 100 * us / whole]
-        for name, calls, us in added.itertuples()
-    ]
-    return ["kernel", "launches", unit, "us each", "share %"], body
 
 
 def conditions(profile: Profile) -> str:

@@ -113,7 +113,9 @@ def test_a_known_parabola_is_found_again_and_the_files_hold_it(execute, tmp_path
     execute(LENGTHS, "--profile-dirs", *(folder.name for folder in folders))
     output, runs = tmp_path / "sequence_memory", growth.read_lengths(folders)
     assert [run["peak"] for run in read_json(output / "sequence_memory.json")["runs"]] == [run.peak for run in runs]
-    flash, plain = map(growth.parabola, growth.grouped(runs).values())
+    flash, plain = (
+        growth.fit([(run.sequence_length, run.peak) for run in members], 2) for members in growth.grouped(runs).values()
+    )
     assert (*flash.factors, flash.residual) == pytest.approx((2 * MIB, 300 * 1024, 0, 0), abs=1e-3)
     assert (*plain.factors, plain.residual) == pytest.approx((2 * MIB, 300 * 1024, 774, 0), abs=1e-3)
     rows = list(csv.DictReader((output / "sequence_memory.csv").open()))
@@ -158,4 +160,4 @@ def test_real_runs_grow_linearly_with_flash_attention_and_quadratically_without(
     assert growth.exponents(flash) == pytest.approx([1, 1], abs=0.02)
     assert growth.exponents(plain)[-1] > 1.7
     matrix = 4 * 2 * 4  # 4 B H
-    assert 2 * matrix < growth.parabola(plain).factors[2] < 1.1 * 4 * matrix  # L = 2
+    assert 2 * matrix < growth.fit([(run.sequence_length, run.peak) for run in plain], 2).factors[2] < 1.1 * 4 * matrix  # L = 2

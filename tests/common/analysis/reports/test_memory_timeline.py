@@ -14,7 +14,7 @@ MIB = 2**20
 
 def trace(*events: tuple, device: str = "gpu") -> chrome_trace.Trace:
     """Of events (bytes, address, total, span, phase), 1 ms apart."""
-    rows = [(1000.0 * i, size, address, device, total, *place) for i, (size, address, total, *place) in enumerate(events)]
+    rows = [(1000.0 * i, size, address, total, device, *place) for i, (size, address, total, *place) in enumerate(events)]
     empty = pandas.DataFrame()
     steps = pandas.DataFrame([(0.0, 1000.0 * len(events))], columns=chrome_trace.STEP_COLUMNS)
     return chrome_trace.Trace(empty, empty, pandas.DataFrame(rows, columns=chrome_trace.MEMORY_COLUMNS), steps)

@@ -3,7 +3,8 @@
 import json
 import re
 
-from common.analysis.reports import profile_summary
+from common.analysis.profiles import pytorch
+from common.analysis.reports import launches, profile_summary
 from common.records import step_profile
 from tests.conftest import ROOT, TINY, V1
 from tests.small_traces import BATCH, CONFIG, LENGTH
@@ -46,10 +47,10 @@ def test_the_spans_and_what_is_outside_them_or_the_idle_gpu_make_up_a_step(cpu_p
 
 def test_the_table_of_kernels_holds_every_launch_once():
     profile = step_profile.read(H100[0])
-    header, rows = profile_summary.kernel_rows(profile)
+    header, rows = launches.kernel_rows(pytorch.read_profile(H100[0]), profile["profiled_steps"])
     assert sum(row[1] for row in rows) == pytest.approx(profile["launch"]["count"] / profile["profiled_steps"])
     assert sum(row[4] for row in rows) == pytest.approx(100)
-    times = [row[2] * {"us": 1, "ms": 1e3}[header[2]] for row in rows]
+    times = [row[2] * {"total us": 1, "total ms": 1e3}[header[2]] for row in rows]
     assert times == sorted(times, reverse=True) and [row[1] * row[3] for row in rows] == pytest.approx(times)
 
 
