@@ -16,7 +16,7 @@ def initialize(state: dict[str, Tensor], std: float) -> dict[str, Tensor]:
     The head is tied to the embedding, and the norms' weights stay 1. The numbers are drawn on the CPU, the same for every device.
     `state`, under Version 1's names, is written in place; where it holds copies, load the result.
     """
-    generator = torch.Generator().manual_seed(torch.initial_seed())
+    generator = torch.Generator("cpu").manual_seed(torch.initial_seed())
     for name, weight in state.items():
         if weight.dim() == 2 and name != "lm_head.weight":
             drawn = weight if weight.device.type == "cpu" else torch.empty_like(weight, device="cpu")
