@@ -7,7 +7,7 @@
 #
 # Without a GPU there is one run of 20 steps, in fp32. On a GPU a run has 100 steps, and a second one follows with --use-amp.
 # Results, in ./performance_study/PRESET: metrics_fp32.json and metrics_bf16.json, the records; performance_study.txt, their table;
-# profiles/, of the profilers. The script of this name in each version's folder calls this one. It ends at the first failure.
+# profiles/, of the profilers. The script of this name in each version's folder sources this one. It ends at the first failure.
 set -euo pipefail
 fail() {
     echo "error: $1" >&2

@@ -4,22 +4,37 @@ Versions that fuse projections hold one matrix where Version 1 holds several: Q,
 `gate_up_proj`. Version 1's state dict loads into every version, and every version gives it back.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}  # name: Version 1's names
+_drawn_on = "cpu"
+
+
+@contextmanager
+def drawn_on(device: torch.device) -> Iterator[None]:
+    """Inside it `initialize` draws on the device: other numbers than a CPU's, which takes longer for them."""
+    global _drawn_on
+    before, _drawn_on = _drawn_on, device.type
+    try:
+        yield
+    finally:
+        _drawn_on = before
 
 
 def initialize(state: dict[str, Tensor], std: float) -> dict[str, Tensor]:
     """Draws every matrix from N(0, std^2) in Version 1's order, so that all versions start from the same weights.
 
-    The head is tied to the embedding, and the norms' weights stay 1. The numbers are drawn on the CPU, the same for every device.
-    `state`, under Version 1's names, is written in place; where it holds copies, load the result.
+    The head is tied to the embedding, and the norms' weights stay 1. The numbers are drawn on the CPU (but see `drawn_on`), the
+    same for every device. `state`, under Version 1's names, is written in place; where it holds copies, load the result.
     """
-    generator = torch.Generator("cpu").manual_seed(torch.initial_seed())
+    generator = torch.Generator(_drawn_on).manual_seed(torch.initial_seed())
     for name, weight in state.items():
         if weight.dim() == 2 and name != "lm_head.weight":
-            drawn = weight if weight.device.type == "cpu" else torch.empty_like(weight, device="cpu")
+            drawn = weight if weight.device.type == _drawn_on else torch.empty_like(weight, device=_drawn_on)
             weight.copy_(nn.init.normal_(drawn, std=std, generator=generator))
     return state
 

@@ -18,15 +18,16 @@ import argparse
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from common import cli, exercises, files
+from common import cli, exercises, files, weights
 from common import device as devices
 from common.analysis.formulas import flops
 from common.config import ModelConfig
 from common.errors import UsageError
 from common.options import Options
 from common.precision import Precision
+from common.records.study_files import Decoding
 from common.timing import benchmark, summarize
 from common.training import capture, ceilings, record, version_files
 
@@ -47,7 +48,7 @@ class Decoder:
         self.cache, self.whole = exercises.load(HERE, "kv_cache", unset="solution"), version.attention
         version.attention = self.attend  # before the model is made: its layers may keep the function
         self.config, self.device, self.temperature = options.model, devices.select(options.device), 0.0
-        with self.device:
+        with self.device, weights.drawn_on(self.device):
             self.model = version.make_model(version_files.switched(version, options)).to(self.device)
         self.tables = self.model.cos, self.model.sin  # [S_max, Dh], which stay float32
         self.model.to(dtype)
@@ -122,7 +123,7 @@ def measure(decoder: Decoder, prompt: Tensor, tokens: int, captured: bool, seed:
     return prefills, benchmark(step, decoder.device, warmup=0, iterations=tokens - 1)
 
 
-def recorded(arguments: Namespace, decoder: Decoder, prompt: int, times: tuple[list[float], ...]) -> dict[str, Any]:
+def recorded(arguments: Namespace, decoder: Decoder, prompt: int, times: tuple[list[float], ...]) -> Decoding:
     """The record: times, and by formula the bytes and FLOPs of the prefill and of a mean decode step."""
     config, dtype, (prefill_ms, token_ms) = decoder.config, decoder.keys.dtype, map(summarize, times)
     length = prompt + arguments.tokens // 2  # in the mean
@@ -132,7 +133,7 @@ def recorded(arguments: Namespace, decoder: Decoder, prompt: int, times: tuple[l
     prefill_flops = whole["total"] - whole["head"] + one["head"]  # the head reads the last position alone
     precision = Precision(decoder.device, None if dtype == torch.float32 else dtype)
     peak = ceilings.measure(decoder.device, precision) if arguments.measure_peak else None
-    return record.header("tiny-llama-decoding/1", decoder.device, precision.name, model=config) | {
+    return cast(Decoding, record.header(files.schema_of(Decoding), decoder.device, precision.name, model=config) | {
         "preset": arguments.preset, "operations": arguments.operations, "mode": "captured" if arguments.capture_step else "eager",
         "prompt_tokens": prompt, "tokens": arguments.tokens, "prefill_ms": prefill_ms, "token_ms": token_ms,
         "weight_bytes": weight_bytes, "cache_bytes": cache_bytes, "bytes_per_second": rate,
@@ -140,10 +141,10 @@ def recorded(arguments: Namespace, decoder: Decoder, prompt: int, times: tuple[l
         "token_intensity": (one["total"] + (length - 1) * one["attention"]) / (weight_bytes + cache_bytes),
         "prefill_flops": prefill_flops,
         "prefill_intensity": prefill_flops / sum(decoder.cache.token_bytes(config, prompt, dtype.itemsize)),
-    }  # fmt: skip
+    })  # fmt: skip
 
 
-def report(measured: dict[str, Any]) -> None:
+def report(measured: Decoding) -> None:
     decode, copy = measured["token_ms"], measured["copy_percent"]
     print(f"prefill   {measured['prefill_ms']['median']:.3g} ms for {measured['prompt_tokens']} tokens")
     print(f"decode    {decode['median']:.4g} ms a token (p20 {decode['p20']:.4g}, p80 {decode['p80']:.4g})")

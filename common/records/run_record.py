@@ -125,11 +125,11 @@ def processes(run: Run) -> int:
     return run["training"].get("world_size", 1)
 
 
-def conditions(run: Run) -> dict[str, Any]:
-    """The conditions that a step's time depends on, besides the code, by name."""
+def identity(run: Run) -> dict[str, Any]:
+    """The conditions that two runs must share for their step times to be compared, by name."""
     device = {key: run["device"].get(key) for key in ("kind", "name", "threads", "multiprocessors")}
     named = {
-        "batch size": run["training"]["batch_size"],
+        "version": run["version"],
         "sequence length": run["training"]["sequence_length"],
         "torch": run["environment"]["torch"],
         "processes": processes(run),
@@ -146,6 +146,11 @@ def unusable(path: Path, run: RunRecord | TimedRun) -> list[str]:
     if run["step_ms"]["profiled"] >= len(run["step_ms"]["all"]):
         return [f"all steps of {path.name} ran under the profiler, which slows them"]
     return []
+
+
+def conditions(run: Run) -> dict[str, Any]:
+    """The conditions that a step's time depends on, besides the code."""
+    return {"batch size": run["training"]["batch_size"]} | {k: v for k, v in identity(run).items() if k != "version"}
 
 
 def training_inputs(run: Run) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from common import device as devices
-from common import files, nvml, signals
+from common import files, nvml, signals, weights
 from common.errors import UsageError
 from common.options import Options
 from common.precision import SHORT, Precision, amp_dtype
@@ -164,8 +164,9 @@ def built(model: Model, options: Options) -> tuple[preparation.Prepared, Precisi
 
 
 def speed(model: Model, options: Options, count: int, energy: bool = False) -> Timed:
-    """Times of `count` steps, peak memory, and joules if asked for."""
-    prepared, precision = built(model, options)
+    """Times of `count` steps, peak memory, and joules if asked for; the weights are random, and not the seed's."""
+    with weights.drawn_on(devices.select(options.device)):
+        prepared, precision = built(model, options)
     batch = version_files.random_batch(options, precision.device)
     for _ in range(WARMUP):
         prepared.step(batch)

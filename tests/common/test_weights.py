@@ -2,6 +2,7 @@
 
 import itertools
 
+from common import weights
 from tests import models
 from version1_pytorch_baseline import tiny_llama_v1
 from version2_pytorch_fused import tiny_llama_v2
@@ -59,6 +60,15 @@ def test_a_model_can_be_made_on_its_device_and_has_the_same_weights(version, dev
     assert {parameter.device.type for parameter in model.parameters()} == {device}
     if device != "meta":
         assert_same(model.cpu().state_dict(), version.TinyLlama(models.config()).state_dict())
+
+
+@pytest.mark.gpu
+def test_weights_that_are_drawn_on_a_gpu_are_other_ones_of_the_same_spread():
+    with torch.device("cuda"), weights.drawn_on(torch.device("cuda")):
+        drawn = tiny_llama_v1.TinyLlama(models.config()).embed_tokens.weight
+    usual = tiny_llama_v1.TinyLlama(models.config()).embed_tokens.weight
+    assert drawn.is_cuda and not torch.equal(drawn.cpu(), usual)
+    torch.testing.assert_close(drawn.std().cpu(), usual.std(), rtol=0.1, atol=0)
 
 
 @later_versions

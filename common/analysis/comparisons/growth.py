@@ -82,10 +82,7 @@ def read_sizes(folders: Sequence[Path]) -> list[TimedRun]:
     """The run records of the newest profile in each of two folders or more, by batch size; they differ in nothing else."""
     found = [(path, step_profile.read(path)["run"]) for path in map(step_profile.find, folders)]
     for (path, run), (other_path, other) in itertools.combinations(found, 2):
-        ours, theirs = (
-            {"version": each["version"]} | run_record.conditions(each) | {"batch size": None} | each.get("settings", {})
-            for each in (run, other)
-        )
+        ours, theirs = (run_record.identity(each) | each.get("settings", {}) for each in (run, other))
         run_record.require_equal((path, other_path), (ours, theirs), "the batch size")
     runs = sorted((run for _, run in found), key=lambda run: run["training"]["batch_size"])
     if len({run["training"]["batch_size"] for run in runs}) != max(2, len(runs)):

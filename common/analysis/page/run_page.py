@@ -50,7 +50,7 @@ def of_run(path: Path, trace: Trace | None) -> Report:
     result.include(parts, "", "the-step-against-its-limits", "targets-of-optimization")
     if profile["kernels"]:
         result.section("Kernels")
-        header, rows = launches.kernel_rows(kernels, profile["profiled_steps"])
+        header, rows = launches.kernel_rows(launches.summary(kernels), "kernel", profile["profiled_steps"])
         result.table(header, rows, f"A mean step, {min(TOP, len(rows))} of {len(rows)}", code=["kernel"], top=TOP)
         result.text(profile_summary.launches(profile))
     if run["ceilings"]:

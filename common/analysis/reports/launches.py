@@ -93,13 +93,12 @@ def report(kernels: Kernels, top: int) -> Report:
         *([("of no known kind", unknown)] if unknown and not kernels.are_operators else []),
     ])  # fmt: skip
     title = f"{what.capitalize()}s that take longest, {min(top, len(rows))} of {len(rows)}"
-    result.table(*kernel_rows(kernels), title, code=[what], top=top)
+    result.table(*kernel_rows(rows, what), title, code=[what], top=top)
     return result
 
 
-def kernel_rows(kernels: Kernels, steps: int = 1) -> tables.Table:
-    """Header and a row per kernel or operator, the longest first; calls and total time are divided by `steps`."""
-    rows, what = summary(kernels), "operator" if kernels.are_operators else "kernel"
+def kernel_rows(rows: pandas.DataFrame, what: str, steps: int = 1) -> tables.Table:
+    """Header and rows of a `summary` of kernels or operators (`what`); calls and total time are divided by `steps`."""
     totals = rows.total_ns / steps
     (whole, per_whole), (single, per_single) = (tables.time_unit(ns.max() / 1e6) for ns in (totals, rows.mean_ns))
     names = map(kernel_names.short_name, rows.name)

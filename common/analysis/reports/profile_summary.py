@@ -11,7 +11,7 @@ from typing import Any
 from common.analysis.output import run_facts, tables
 from common.analysis.output.report import Report
 from common.analysis.profiles import pytorch
-from common.analysis.reports.launches import kernel_rows
+from common.analysis.reports.launches import kernel_rows, summary
 from common.records import step_profile
 from common.records.step_profile import Profile
 
@@ -66,7 +66,7 @@ def add_section(report: Report, path: Path, profile: Profile, sort_by: str | Non
     where = "on the GPU" if profile["kernels"] else "in operators on the CPU"
     report.table(*span_rows(profile), title=f"Time {where} in a mean step")
     if profile["kernels"]:
-        header, rows = kernel_rows(pytorch.read_profile(path, profile), profile["profiled_steps"])
+        header, rows = kernel_rows(summary(pytorch.read_profile(path, profile)), "kernel", profile["profiled_steps"])
         report.table(header, rows, title=_title("Kernels", profile, rows), code=["kernel"], top=ROWS)
         idle = f"{step_profile.idle_percent(profile):.1f} % of the step"
         report.text(f"{launches(profile)} The GPU is idle {idle}. It idles less without the profiler, which slows the host.")

@@ -81,6 +81,6 @@ def test_runs_differ_by_what_a_step_depends_on_the_number_of_processes_and_their
     assert run_record.loss_difference(ours, record(loss__all=[7.0, 6.5])) == (0.5, 2), "over the steps that both have"
     alone, old = record(training__world_size=1, training__parallel=None), record()  # which counts as one process
     together = record(training__world_size=2, training__parallel="ddp")
-    assert run_record.differences(run_record.conditions(alone), run_record.conditions(old)) == []
-    found = run_record.differences(run_record.conditions(together), run_record.conditions(old))
+    assert run_record.differences(run_record.identity(alone), run_record.identity(old)) == []
+    found = run_record.differences(run_record.identity(together), run_record.identity(old))
     assert found == ["processes (2 and 1)", "parallel (ddp and None)"]

@@ -17,15 +17,14 @@ from version4_ultra_fused.kernels import attention, reference, short_attention
 from version4_ultra_fused.kernels.attention import CausalAttention
 from version4_ultra_fused.kernels.reference import Rope
 
-SWITCHES = {"exact-attention": False, "fa4": False}
 SHAPES = [(2, 48, 4, 2, 32), (1, 128, 2, 2, 64), (3, 17, 4, 1, 24), (1, 1, 2, 1, 16)]  # B, S, H, K, Dh
 
 
-def named(given: dict[str, bool]) -> dict[str, bool]:
-    return SWITCHES | {name.replace("_", "-"): on for name, on in given.items()}
+def switches(exact: bool = False, fa4: bool = False) -> dict[str, bool]:
+    return {"exact-attention": exact, "fa4": fa4}
 
 
-def attend(shape, dtype: torch.dtype, **switches: bool) -> tuple:
+def attend(shape, dtype: torch.dtype, **on: bool) -> tuple:
     """The attention, its result, its gradient and the sum of that by q, k and v, for the same numbers in any dtype.
 
     Beside the attention: whether that sum is its kernel's.
@@ -36,7 +35,7 @@ def attend(shape, dtype: torch.dtype, **switches: bool) -> tuple:
     qkv, dout = (torch.randn(*size, generator=generator).half().to(DEVICE, dtype) for size in sizes)
     wide = torch.float64 if dtype == torch.float64 else None
     cos, sin = (table.to(DEVICE, wide) for table in rope_tables(head_dim, length, 1e4))
-    found = CausalAttention(qkv, Rope(cos, sin, length), (heads, kv_heads, kv_heads), named(switches))
+    found = CausalAttention(qkv, Rope(cos, sin, length), (heads, kv_heads, kv_heads), switches(**on))
     gradient, dots = found.gradient(dout)
     before = reference.rotate(qkv, Rope(cos, -sin, length), (heads + kv_heads) * head_dim)
     products = (gradient.double() * before.double()).sum(1)  # of q, k and v before RoPE
@@ -77,32 +76,32 @@ def test_only_exact_attention_keeps_pytorch_to_kernels_that_repeat(monkeypatch, 
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
-        attend((1, attention.VERSION3 + 1, 1, 1, 16), torch.float64, exact_attention=exact)
+        attend((1, attention.VERSION3 + 1, 1, 1, 16), torch.float64, exact=exact)
         assert seen == [deterministic] and torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(before)
 
 
-EXACT, FA4 = {"exact_attention": True}, {"fa4": True}
+EXACT, FA4, BOTH = switches(exact=True), switches(fa4=True), switches(exact=True, fa4=True)
 
 
-@pytest.mark.parametrize("length, head_dim, dtype, switches, on_sm_90, elsewhere", [
-    (128, 64, torch.bfloat16, {}, "short", "version3"), (128, 64, torch.float32, {}, "version3", "version3"),
-    (128, 128, torch.bfloat16, {}, "version3", "version3"), (256, 64, torch.bfloat16, {}, "version3", "version3"),
-    (512, 64, torch.bfloat16, {}, "library", "library"), (512, 64, torch.bfloat16, EXACT, "version3", "version3"),
+@pytest.mark.parametrize("length, head_dim, dtype, given, on_sm_90, elsewhere", [
+    (128, 64, torch.bfloat16, switches(), "short", "version3"), (128, 64, torch.float32, switches(), "version3", "version3"),
+    (128, 128, torch.bfloat16, switches(), "version3", "version3"), (256, 64, torch.bfloat16, switches(), "version3", "version3"),
+    (512, 64, torch.bfloat16, switches(), "library", "library"), (512, 64, torch.bfloat16, EXACT, "version3", "version3"),
     (128, 136, torch.bfloat16, EXACT, "library", "library"), (16, 16, torch.float64, EXACT, "library", "library"),
-    (1024, 64, torch.bfloat16, FA4, "fa4", "fa4"), (1024, 64, torch.bfloat16, FA4 | EXACT, "fa4", "fa4"),
+    (1024, 64, torch.bfloat16, FA4, "fa4", "fa4"), (1024, 64, torch.bfloat16, BOTH, "fa4", "fa4"),
     (1023, 64, torch.bfloat16, FA4, "library", "library"), (1024, 64, torch.float32, FA4, "library", "library"),
 ])  # fmt: skip
-def test_the_form_follows_the_shape_the_gpu_and_switches(monkeypatch, length, head_dim, dtype, switches, on_sm_90, elsewhere):
+def test_the_form_follows_the_shape_the_gpu_and_switches(monkeypatch, length, head_dim, dtype, given, on_sm_90, elsewhere):
     monkeypatch.setattr(attention, "INTERPRETED", False)
     monkeypatch.setattr(attention, "missing", lambda device: None)
     for family, expected in (("sm_90", on_sm_90), ("sm_80", elsewhere), ("hip", elsewhere)):
         monkeypatch.setattr(attention.launch_sizes, "family", lambda family=family: family)
         q = torch.empty((), dtype=dtype, device=DEVICE)
-        assert attention.form(q.expand(65535, 1, length, head_dim), named(switches)) == expected
+        assert attention.form(q.expand(65535, 1, length, head_dim), given) == expected
         more = "fa4" if expected == "fa4" else "library"
-        assert attention.form(q.expand(32768, 2, length, head_dim), named(switches)) == more, "our grid has no more rows"
+        assert attention.form(q.expand(32768, 2, length, head_dim), given) == more, "our grid has no more rows"
 
 
 @runs_kernels
@@ -118,11 +117,11 @@ def test_flash_attention_4_against_float64(monkeypatch, exact):
         monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace())
         monkeypatch.setitem(sys.modules, "flash_attn.cute", SimpleNamespace(flash_attn_func=flash_attn_func))
     shape = 1, attention.FA4, 2, 1, 64
-    (found, _), *ours = attend(shape, torch.float16, fa4=True, exact_attention=exact)
+    (found, _), *ours = attend(shape, torch.float16, fa4=True, exact=exact)
     assert found.form == "fa4"
     for got, right in zip(ours[:2], attend(shape, torch.float64)[1:3], strict=True):
         assert (got.double() - right).abs().max() <= 2e-3 * right.abs().max()
-    again = attend(shape, torch.float16, fa4=True, exact_attention=exact)[1:3]
+    again = attend(shape, torch.float16, fa4=True, exact=exact)[1:3]
     assert not exact or all(torch.equal(a, b) for a, b in zip(ours, again, strict=False))
 
 

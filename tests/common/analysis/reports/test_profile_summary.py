@@ -47,7 +47,7 @@ def test_the_spans_and_what_is_outside_them_or_the_idle_gpu_make_up_a_step(cpu_p
 
 def test_the_table_of_kernels_holds_every_launch_once():
     profile = step_profile.read(H100[0])
-    header, rows = launches.kernel_rows(pytorch.read_profile(H100[0]), profile["profiled_steps"])
+    header, rows = launches.kernel_rows(launches.summary(pytorch.read_profile(H100[0])), "kernel", profile["profiled_steps"])
     assert sum(row[1] for row in rows) == pytest.approx(profile["launch"]["count"] / profile["profiled_steps"])
     assert sum(row[4] for row in rows) == pytest.approx(100)
     times = [row[2] * {"total us": 1, "total ms": 1e3}[header[2]] for row in rows]
