@@ -44,7 +44,7 @@ def test_every_version_has_its_loop_in_sight_and_the_same(path):
     train = text[text.index("def train(") : text.index("def main(")]
     first = VERSIONS[0].read_text(encoding="utf-8")
     assert own.sub("", train) == own.sub("", first[first.index("def train(") : first.index("def main(")])
-    assert "for batch in run.batches():" in train and "cli.command(main)" in text
+    assert "for number in run.steps():" in train and "cli.command(main)" in text
 
 
 # --------------------------------------------------------------------------------------------------- who may use whom

@@ -239,8 +239,12 @@ def train(options: RunOptions, make_model=make_model, make_step=make_step) -> Ru
         model = run.place(make_model(options))  # on its device and, where there are several processes, wrapped for them
         optimizer = run.adapt(make_optimizer(model, options))
         step = run.prepare(make_step(model, optimizer, run.precision))  # gradients checked, warmed up, captured if asked for
-        for batch in run.batches():  # ends at --num-steps, at a signal, or where the processes agree to stop
-            run.did(step(batch))  # takes time and loss; prints and saves where that is due
+        for number in run.steps():  # ends at --num-steps, at a signal, or where the processes agree to stop
+            batch = run.data[number]
+            run.clock.mark()  # an event on the GPU, which nothing waits for
+            loss = step(batch)
+            run.clock.mark()
+            run.finished(loss)  # keeps the loss; prints and saves where that is due
     return run
 
 

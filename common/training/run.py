@@ -23,7 +23,7 @@ from common.precision import Precision, amp_dtype
 from common.terminal import Line, duration, format_time, progress
 from common.timing import Clock, summarize
 from common.training import agreement, capture, preparation
-from common.training.capture import Batch, CapturedStep, Model, Optimizer, Step
+from common.training.capture import CapturedStep, Model, Optimizer, Step
 
 import torch
 from torch import Tensor
@@ -214,17 +214,15 @@ class Run:
 
     # --------------------------------------------------------------------------------------------------------- the loop
 
-    def batches(self) -> Iterator[Batch]:
-        """The batch of each step up to --num-steps, until a signal ends the run, or all processes agree to stop."""
+    def steps(self) -> Iterator[int]:
+        """The number of each step up to --num-steps, until a signal ends the run, or all processes agree to stop."""
         if self.scheduled:
             from common import schedule
         self._begin()
-        for i in range(self.steps_before, self.options.num_steps):
-            batch = self.data[i]
-            self.clock.mark()
+        for number in range(self.steps_before, self.options.num_steps):
             if self.scheduled:
-                schedule.set_rate(self.optimizer, schedule.learning_rate(self.options, i))
-            yield batch
+                schedule.set_rate(self.optimizer, schedule.learning_rate(self.options, number))
+            yield number
             if self.loop_ends:
                 break
 
@@ -246,10 +244,9 @@ class Run:
             self._loop.callback(self.profiler.stop)
         agreement.wait_for_all()
 
-    def did(self, loss: Tensor) -> None:
-        """Ends a step: takes its time and its loss, and prints, saves and meets the other processes where that is due."""
+    def finished(self, loss: Tensor) -> None:
+        """After a step: keeps its loss on the device, and prints, saves and meets the other processes where that is due."""
         self.losses[self.steps_done] = loss  # copied: a captured step overwrites it
-        self.clock.mark()
         self.steps_done += 1
         self.signal = self.signals_received[0] if self.signals_received else 0
         if self.meetings:
