@@ -38,7 +38,7 @@ test-slow: $(STAMP) ## run the tests that take minutes each
 	.venv/bin/python -m pytest -m slow -n 2
 
 docs: $(STAMP) ## rewrite the tables of the documents from results/ (seconds)
-	.venv/bin/python -m common.documents
+	.venv/bin/python -m documents
 
 slides: ## make slides/slides.html with Marp, which needs npx and a network (1 min)
 	npx --yes @marp-team/marp-cli slides/slides.md --output slides/slides.html

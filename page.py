@@ -4,7 +4,11 @@ python page.py pytorch_profiles
 python page.py profile_a.json profile_b.json --output two.html
 """
 
-from common.documents import page
+from tracepage.command_line import require
+
+require(("ijson", "jinja2", "matplotlib", "pandas", "pydantic"), "run `make setup`, or `pip install .`, in this folder")
+
+from tracepage import page
 
 if __name__ == "__main__":
     page.command()

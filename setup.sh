@@ -79,7 +79,7 @@ echo "set-up: $plan"
 [ "$mode" != --plan ] || exit 0
 
 # 3. The environment, always from nothing.
-extras=deepspeed-needs,test,lint
+extras=run,deepspeed-needs,test,lint
 "$PYTHON" -m venv --clear .venv
 : >.venv/set-up # a mark: this .venv may be erased
 if [ -n "$kept" ]; then

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from common import ROOT
-from common.errors import RunError
+from tracepage.errors import RunError
 
 import numpy as np
 from tokenizers.implementations import ByteLevelBPETokenizer

@@ -1,22 +1,27 @@
 """The command line that all scripts share: flags, how they become options, and how a command ends."""
 
 import argparse
-import contextlib
 import math
 import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
+from common import ROOT
+from tracepage.command_line import exit_code, parse, parse_known, require
+
+PACKAGES = ("ijson", "jinja2", "matplotlib", "numpy", "pandas", "pydantic", "safetensors", "tokenizers", "torch", "yaml")
+require(PACKAGES, f"run `make setup` in {ROOT}, then `source {ROOT}/.venv/bin/activate`")
+
 from common import config as configs
 from common import ranks, signals
-from common.errors import RunError, UsageError
-from common.files import inputs_kept
 from common.options import MODEL, PROCESSES, PROFILING, TRAINING, Options, RunOptions
+from tracepage.errors import RunError, UsageError
+
+__all__ = ["parse", "parse_known"]  # scripts take these from here, too
 
 Kind = TypeVar("Kind", bound=Options)
 RunKind = TypeVar("RunKind", bound=RunOptions)
@@ -34,23 +39,6 @@ OVERRIDES = {  # section of the configuration: its key, and the flag that overri
 }  # fmt: skip
 ALONE = ("exact-attention", "fa4", "fp8")  # switches that fuse nothing, so `all-fusion` leaves them as they are
 GRACE = 1.0  # seconds
-
-
-def _refuse(message: str) -> NoReturn:
-    raise UsageError(f"{message} (--help lists the flags)")
-
-
-def parse(parser: argparse.ArgumentParser, flags: Sequence[str] | None = None) -> argparse.Namespace:
-    """The arguments of the command line, or of other flags. UsageError: they are wrong. No flag may be abbreviated."""
-    arguments, unknown = parse_known(parser, flags)
-    return _refuse(f"unrecognized arguments: {' '.join(unknown)}") if unknown else arguments
-
-
-def parse_known(parser: argparse.ArgumentParser, flags: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
-    """The same, and what the parser does not know."""
-    parser.error, parser.allow_abbrev = _refuse, False  # type: ignore[method-assign]
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    return parser.parse_known_args(flags)
 
 
 def positive(text: str) -> int:
@@ -213,41 +201,21 @@ def _checked(given: RunKind) -> RunKind:
 
 
 def command(main: Callable[[], int | None]) -> NoReturn:
-    """Runs a script's main function and exits.
-
-    Exit codes: 0 completed, 1 the run failed, 2 the input is wrong, 128 + n stopped by signal n, 141 the reader of our output
-    (head, less) has left.
-    """
-    try:
-        with signals.raised(), inputs_kept():
-            code = main() or 0
-            sys.stdout.flush()
-    except (UsageError, RunError) as error:
-        code = _end_of_a_rank(error)
-    except KeyboardInterrupt as stop:
-        number = signals.number(stop)
-        print("interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}", file=sys.stderr)
-        code = 128 + number
-    except BrokenPipeError:
-        code = 128 + 13  # SIGPIPE, which Python turns into this error
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more
-    except OSError as error:
-        print(f"error: {f'{error.filename}: ' * bool(error.filename)}{error.strerror or error}", file=sys.stderr)
-        code = 2 if isinstance(error, PermissionError) else 1
+    """Runs a script's main function and exits, with the exit codes of `tracepage.command_line.exit_code`."""
+    with signals.raised():
+        code = exit_code(main, _end_of_a_rank)
     if ranks.gloo_started:  # before Python 3.14, a thread of gloo that gives a tensor back after Python's end aborts the process
         os._exit(code)
     sys.exit(code)
 
 
-def _end_of_a_rank(error: UsageError | RunError) -> int:
-    """Prints the error and returns the exit code. Of several processes each names its rank, unless all end alike.
+def _end_of_a_rank(error: UsageError | RunError) -> None:
+    """Prints the error. Of several processes each names its rank, unless all end alike.
 
     Where the first of all, or of a node, may say the same, the others wait for GRACE seconds: torchrun ends them meanwhile.
     """
-    here, code = ranks.here(), 2 if isinstance(error, UsageError) else 1
-    if (here.rank and error.shared) or (here.local_rank and code == 2):
+    here = ranks.here()
+    if (here.rank and error.shared) or (here.local_rank and isinstance(error, UsageError)):
         time.sleep(GRACE)
     if here.main_process or not error.shared:
         print(f"error: {f'rank {here.rank}: ' * (here.world_size > 1 and not error.shared)}{error}", file=sys.stderr, flush=True)
-    return code

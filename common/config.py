@@ -11,8 +11,8 @@ import math
 from pathlib import Path
 from typing import Annotated, Any
 
-from common.errors import UsageError
-from common.files import read_text
+from tracepage.errors import UsageError
+from tracepage.files import read_text
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator

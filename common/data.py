@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.device import is_gpu
-from common.errors import UsageError
-from common.files import opened, writable_folder
 from common.ranks import Ranks
-from common.terminal import progress
+from tracepage.errors import UsageError
+from tracepage.files import opened, writable_folder
+from tracepage.terminal import progress
 
 import numpy as np
 import torch

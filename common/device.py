@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from common.errors import UsageError, first_line
+from tracepage.errors import UsageError, first_line
 
 import torch
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common import ROOT
-from common.files import write_measurement
+from tracepage.files import write_measurement
 
 import torch
 

@@ -4,7 +4,7 @@ import ctypes
 import functools
 from typing import Any
 
-from common.errors import RunError
+from tracepage.errors import RunError
 
 import torch
 

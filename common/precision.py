@@ -4,7 +4,7 @@ import functools
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
-from common.errors import UsageError
+from tracepage.errors import UsageError
 
 import torch
 from torch import Tensor

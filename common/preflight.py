@@ -19,9 +19,9 @@ from pathlib import Path
 from common import ROOT, cli, data
 from common import device as devices
 from common.config import ModelConfig
-from common.errors import RunError, UsageError, first_line
-from common.files import writable_file, write_json
-from common.terminal import progress, wrapped
+from tracepage.errors import RunError, UsageError, first_line
+from tracepage.files import writable_file, write_json
+from tracepage.terminal import progress, wrapped
 
 import torch
 

@@ -7,7 +7,7 @@ of PyTorch emit as roctx (`rocprofv3 --marker-trace`, `nsys`, `ncu --nvtx`). Oth
 import functools
 from collections.abc import Callable
 
-from common.span_names import INNER_SPANS, SPANS
+from tracepage.span_names import INNER_SPANS, SPANS
 
 import torch
 

@@ -10,7 +10,7 @@ kernel before it (`version3_triton/kernels/dependent_launch.py`), and memory sta
 
 from collections.abc import Callable
 
-from common.errors import UsageError
+from tracepage.errors import UsageError
 from version3_triton import kernels
 from version3_triton.kernels.dependent_launch import dependent
 from version3_triton.kernels.launch_sizes import ceil_div

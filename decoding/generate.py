@@ -20,16 +20,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
-from common import cli, exercises, files, weights
+import exercise_tools as exercises
+from common import cli, flops, weights
 from common import device as devices
-from common.analysis.formulas import flops
 from common.config import ModelConfig
-from common.errors import UsageError
 from common.options import Options
 from common.precision import Precision
-from common.records.study_files import Decoding
 from common.timing import benchmark, summarize
-from common.training import capture, ceilings, record, version_files
+from common.training import capture, ceilings, record
+from studies import version_files
+from tracepage import files
+from tracepage.errors import UsageError
+from tracepage.records.study_files import Decoding
 
 import torch
 from pydantic import ValidationError

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from common import exercises
+import exercise_tools as exercises
 from common.attention import attention
 from common.config import PRESETS, ModelConfig
 

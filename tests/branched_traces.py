@@ -10,10 +10,10 @@ Its critical path is product, weight, adamw: 10 + 19 + 10 us, with gaps of 1 and
 import json
 from pathlib import Path
 
-from common.analysis.profiles import chrome_trace, graph_replays
-from common.files import write_json
 from tests.records import record
 from tests.small_traces import event
+from tracepage.files import write_json
+from tracepage.readers import chrome_trace, graph_replays
 
 CEILINGS = {"bytes_per_second": 1e12, "flops_per_second": 1e14, "operation_seconds": 1e-6, "precision": "bf16"}
 PRODUCT = "nvjet_product"

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from common import data, ranks, terminal
+from common import data, ranks
 from common.options import RunOptions
+from tracepage import terminal
 
 import numpy
 import pytest
@@ -155,7 +156,7 @@ def known_ceilings(monkeypatch) -> None:
 def run_options(version: ModuleType, *flags: object) -> RunOptions:
     """The options of a version's run from these flags."""
     from common import cli
-    from common.training import version_files
+    from studies import version_files
 
     parsed = cli.parse(version_files.run_parser(version, None), [str(flag) for flag in flags])
     return version_files.run_options(version, parsed)

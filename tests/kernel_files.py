@@ -5,9 +5,9 @@ import os
 import sqlite3
 from pathlib import Path
 
-from common.analysis.profiles.kernel_table import Kernels
 from tests.conftest import ROOT
 from tests.small_traces import gpu_trace
+from tracepage.readers.kernel_table import Kernels
 
 FIXTURES = ROOT / "tests" / "fixtures" / "kernels"
 

@@ -4,8 +4,8 @@ import copy
 from pathlib import Path
 
 from common.config import ModelConfig
-from common.files import write_json
-from common.studies import gemm_operations
+from studies import gemm_operations
+from tracepage.files import write_json
 
 
 def record(**changes) -> dict:

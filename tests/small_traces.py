@@ -6,10 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from common import spans
-from common.analysis.profiles import chrome_trace
 from common.config import ModelConfig
 from common.precision import Precision
 from tests.records import record
+from tracepage.readers import chrome_trace
 from version1_pytorch_baseline import tiny_llama_v1
 
 import torch

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from common.config import ModelConfig
 from common.options import Options
-from common.training import version_files
+from studies import version_files
 
 PEER = ModelConfig(  # no value is a default of transformers
     vocab_size=50, hidden_size=32, num_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,

@@ -12,8 +12,8 @@ import sys
 import xml.etree.ElementTree
 from pathlib import Path
 
-from common.errors import UsageError
 from tests.conftest import PATHS, ROOT, V1, finished, runs_kernels
+from tracepage.errors import UsageError
 
 import pytest
 

@@ -49,17 +49,9 @@ def test_every_version_has_its_loop_in_sight_and_the_same(path):
 
 # --------------------------------------------------------------------------------------------------- who may use whom
 
-ROOM_LIMIT = 12  # modules in a room
-LEAVES = {path.stem for path in (ROOT / "common").glob("*.py")} - {"__init__"}
-HOST_LEAVES = {"config", "errors", "files", "ranks", "span_names", "terminal"}  # of no device
-ANALYSIS = ("formulas", "output", "profiles", "reports", "comparisons", "page")  # each uses those before it
-MAY_USE = {  # room: leaves and rooms that it may use beside itself
-    "training": {*LEAVES, "records", "analysis"},
-    "studies": {*LEAVES, "records", "analysis", "training"},
-    "documents": {*LEAVES, "records", "analysis", "studies"},
-    "analysis": {*HOST_LEAVES, "records"},
-    "records": HOST_LEAVES,
-}
+ROOM_LIMIT = 17  # modules in a room
+HOUSES = ("tracepage", "common", "studies", "documents")  # each uses those before it
+TRACEPAGE = ("", "records", "cost", "readers", "show", "views")  # its rooms; each uses those before it
 VERSION_NAME = re.compile(r"(tiny_llama_)?v[1-9]|version[1-9]\w*")
 
 
@@ -85,27 +77,29 @@ def modules(folder: Path) -> dict[str, Path]:
     return {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
 
 
-COMMON = modules(ROOT / "common")
+MODULES = {name: path for house in HOUSES for name, path in modules(ROOT / house).items()}
+COMMON = {name: path for name, path in MODULES.items() if name.startswith("common.")}
 
 
-def uses(path: Path, modules: Collection[str] = COMMON) -> set[str]:
+def uses(path: Path, modules: Collection[str] = MODULES) -> set[str]:
     """Those of the modules that a file imports."""
     return {ours for ours in modules if any(f"{name}.".startswith(f"{ours}.") for name in imports(path))}
 
 
-USES = {name: uses(path) for name, path in COMMON.items()}
+USES = {name: uses(path) for name, path in MODULES.items()}
 
 
-def room(name: str) -> str:
-    """The leaf or room of a module of common: "common.cli" gives "cli", "common.training.run" gives "training"."""
-    return name.split(".")[1]
+def room(name: str) -> tuple[str, str]:
+    """House and room of a module: "common.cli" gives ("common", ""), "common.training.run" gives ("common", "training")."""
+    house, *rooms, _ = name.split(".")
+    return house, ".".join(rooms)
 
 
 def test_a_room_is_small_and_no_two_modules_have_one_name():
-    names = [path.name for path in COMMON.values()]
+    names = [path.name for path in MODULES.values() if path.name != "__main__.py"]
     assert sorted(names) == sorted(set(names))
 
-    counts = collections.Counter(path.parent.relative_to(ROOT) for path in COMMON.values())
+    counts = collections.Counter(path.parent.relative_to(ROOT) for path in MODULES.values())
     assert {str(folder): count for folder, count in counts.items() if count > ROOM_LIMIT and folder.name != "common"} == {}
 
 
@@ -117,25 +111,31 @@ def test_imports_run_in_no_circle():
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_a_room_uses_only_the_rooms_below_it():
+def test_a_house_uses_only_the_houses_and_rooms_below_it():
     wrong = []
     for name, used in USES.items():
-        allowed = LEAVES if room(name) in LEAVES else {room(name), *MAY_USE[room(name)]}
-        wrong += [f"{name} uses {other}" for other in used if room(other) not in allowed]
-        if room(name) == "analysis":
-            below = ANALYSIS[: ANALYSIS.index(name.split(".")[2]) + 1]
-            wrong += [f"{name} uses {other}" for other in used if room(other) == "analysis" and other.split(".")[2] not in below]
+        house, own = room(name)
+        for other in used:
+            other_house, other_room = room(other)
+            above = HOUSES.index(other_house) > HOUSES.index(house)
+            if house == other_house == "tracepage":
+                above = TRACEPAGE.index(other_room) > TRACEPAGE.index(own) and other_room != own
+            if house == other_house == "common":
+                above = other_room == "training" and own != "training"
+            if above and name != "tracepage.page":
+                wrong.append(f"{name} uses {other}")
     assert wrong == []
 
 
-def test_records_and_analysis_need_no_torch():
-    """TensorBoard's events are written by torch.utils.tensorboard."""
-    found = [
-        name for name, path in COMMON.items()
-        if room(name) in ("records", "analysis")
-        and {"torch", "triton", "jax"} & {imported.split(".")[0] for imported in imports(path)}
+def test_tracepage_stands_alone_and_needs_no_torch():
+    """Whoever installs it has neither PyTorch nor the rest of the workshop."""
+    foreign = {"torch", "triton", "jax", *HOUSES[1:], "exercise_tools"}
+    wrong = [
+        f"{name} imports {imported}"
+        for name, path in MODULES.items() if name.startswith("tracepage.")
+        for imported in imports(path) if imported.split(".")[0] in foreign
     ]  # fmt: skip
-    assert found == ["common.analysis.page.profile_files"]
+    assert wrong == []
 
 
 def test_common_knows_no_version_by_name():
@@ -175,9 +175,10 @@ TESTS = modules(ROOT / "tests")
 
 
 def test_the_tests_mirror_the_source():
-    tested = [name for name in TESTS if name.startswith("tests.common.") and ".test_" in name]
+    houses = tuple(f"tests.{house}." for house in HOUSES)
+    tested = [name for name in TESTS if name.startswith(houses) and ".test_" in name]
     expected = {name.removeprefix("tests.").replace(".test_", ".") for name in tested}
-    assert expected <= COMMON.keys(), expected - COMMON.keys()
+    assert expected <= MODULES.keys(), expected - MODULES.keys()
 
 
 def test_a_test_imports_no_other_test_and_leaves_the_search_path_alone():

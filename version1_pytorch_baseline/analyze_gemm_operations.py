@@ -16,9 +16,9 @@ sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run
 
 from common import cli, config
 from common import device as devices
-from common.files import writable_file
 from common.precision import AMP_DTYPES
-from common.studies import gemm_operations
+from studies import gemm_operations
+from tracepage.files import writable_file
 
 
 def main() -> None:

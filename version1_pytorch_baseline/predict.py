@@ -14,8 +14,8 @@ ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / 
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli
-from common.analysis.comparisons import predictions
-from common.analysis.formulas.optimization_targets import CHANGES
+from tracepage.cost.optimization_targets import CHANGES
+from tracepage.views import predictions
 
 
 def main() -> None:

@@ -22,9 +22,9 @@ ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / 
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli
-from common.files import writable_file
-from common.studies import benchmark, benchmark_report, known_models
-from common.training import version_files
+from studies import benchmark, benchmark_report, version_files
+from studies.peers import known_models
+from tracepage.files import writable_file
 
 AVAILABLE, PRESET = "available", "preset"
 
@@ -57,7 +57,7 @@ def main() -> int:
     if options.models == [AVAILABLE]:
         options.models = known_models.available(options, known)
     models, shapes = benchmark.plan(options, known)
-    path = writable_file(options.output_dir / "benchmark.json", "--output-dir")
+    path = writable_file(options.output_dir / "benchmark.json", "--output-dir", (options.config,))
     code = benchmark.measure(options, models, shapes, next(iter(known.values())), path)
     print(f"\n{benchmark_report.analyze(path).publish(options.output_dir, 'benchmark')}")
     return code

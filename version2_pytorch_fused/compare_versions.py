@@ -12,7 +12,7 @@ ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / 
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli
-from common.analysis.comparisons import compare
+from tracepage.views import compare
 
 
 def main() -> None:

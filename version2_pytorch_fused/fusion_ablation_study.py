@@ -15,10 +15,9 @@ ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / 
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli
-from common.analysis.comparisons import ablation_effects
-from common.files import writable_file
-from common.studies import ablation
-from common.training import version_files
+from studies import ablation, version_files
+from tracepage.files import writable_file
+from tracepage.views import ablation_effects
 from version2_pytorch_fused import tiny_llama_v2
 
 
@@ -29,7 +28,7 @@ def main() -> int:
     cli.add_output_dir(parser, "fusion_ablation")
     arguments = cli.parse(parser)
     options = version_files.resolve(arguments)
-    path = writable_file(arguments.output_dir / "fusion_ablation.json", "--output-dir")
+    path = writable_file(arguments.output_dir / "fusion_ablation.json", "--output-dir", (arguments.config,))
     code = ablation.measure(tiny_llama_v2, options, arguments.all_combinations, arguments.rounds, path)
     print(f"\n{ablation_effects.analyze(path).publish(path.parent, path.stem)}")
     return code

@@ -15,9 +15,8 @@ ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / 
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli
-from common.files import writable_file
-from common.studies import batch_size
-from common.training import version_files
+from studies import batch_size, version_files
+from tracepage.files import writable_file
 from version2_pytorch_fused import tiny_llama_v2
 
 
@@ -32,7 +31,7 @@ def main() -> int:
     add("--max-batch-size", type=cli.positive, default=maximum, metavar="B", help=f"default: {maximum}")
     cli.add_output_dir(parser, "batch_size_search")
     arguments, own_flags = cli.parse_known(parser)
-    path = writable_file(arguments.output_dir / "batch_search.json", "--output-dir")
+    path = writable_file(arguments.output_dir / "batch_search.json", "--output-dir", (arguments.config,))
     measured, code = batch_size.measure(tiny_llama_v2, arguments, own_flags, path)
     print(f"\n{batch_size.analyze(measured).publish(path.parent, path.stem)}")
     return code

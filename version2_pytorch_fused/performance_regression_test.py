@@ -16,8 +16,8 @@ ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / 
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
 from common import cli
-from common.analysis.comparisons import compare
-from common.errors import UsageError
+from tracepage.errors import UsageError
+from tracepage.views import compare
 
 
 def main() -> int:

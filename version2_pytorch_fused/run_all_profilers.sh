@@ -24,7 +24,7 @@
 
 set -euo pipefail
 here=$(dirname "$0")
-. "$here/../common/profilers.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/profilers.sh"
 folder=./complete_analysis
 vendor_tools=false
 own_flag() { [ "$1" = --enable-rocm-tools ] && vendor_tools=true; }

@@ -14,7 +14,7 @@
 # Since release 3.6.0 it is `analyze` that writes DIR/counters/pmc_perf.csv, the table that analyze_kernel_launches.py reads.
 
 set -euo pipefail
-. "$(dirname "$0")/../common/profilers.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/profilers.sh"
 folder=./complete_analysis/rocprof_compute
 start rocprof-compute "hardware counters and roofline" 3 "$@"
 folder=$(cd "$folder" && pwd) # the tool takes no path with .. in it

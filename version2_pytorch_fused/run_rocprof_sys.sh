@@ -9,7 +9,7 @@
 #     DIR/TIME/wall_clock-PID.txt, .json  calls and time by call stack
 
 set -euo pipefail
-. "$(dirname "$0")/../common/profilers.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/profilers.sh"
 folder=./complete_analysis/rocprof_sys
 start rocprof-sys-run "timeline of host and GPU" 30 "$@"
 # Since ROCm 7.14 formats have names, which exclude the two flags; since 10.1 the default is a database. The help is short since 7.13.

@@ -12,7 +12,7 @@
 #     DIR/PROCESS_marker_api_trace.csv   with --marker-trace: one row per span
 
 set -euo pipefail
-. "$(dirname "$0")/../common/profilers.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/profilers.sh"
 folder=./complete_analysis/rocprofv3
 # Since ROCm 7.0 the default output is a database without statistics.
 options=(--kernel-trace --stats --truncate-kernels --output-format csv)

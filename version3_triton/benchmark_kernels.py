@@ -37,16 +37,17 @@ from typing import Any, cast
 
 from common import cli, ranks
 from common import device as devices
-from common.analysis.reports.kernel_benchmark import report
 from common.config import ModelConfig
-from common.errors import UsageError
-from common.files import schema_of, writable_file, write_measurement
 from common.options import Options, RunOptions
 from common.precision import Precision, amp_dtype
-from common.records.study_files import KernelBenchmark
-from common.terminal import progress
 from common.timing import summarize
-from common.training import ceilings, record, version_files
+from common.training import ceilings, record
+from studies import version_files
+from tracepage.errors import UsageError
+from tracepage.files import schema_of, writable_file, write_measurement
+from tracepage.records.study_files import KernelBenchmark
+from tracepage.terminal import progress
+from tracepage.views.kernel_benchmark import report
 from version3_triton import kernels
 from version3_triton.kernel_cases import Case, Shape, case, in_turns, replayed
 from version3_triton.kernels import reference

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from common import device as devices
-from common.analysis.reports.kernel_benchmark import BYTES, FLOPS
 from common.config import ModelConfig
 from common.precision import Precision
 from common.rope import rope_tables
 from common.timing import benchmark
+from tracepage.views.kernel_benchmark import BYTES, FLOPS
 
 import torch
 from torch import Tensor

@@ -24,13 +24,13 @@ import argparse
 
 from common import cli, weights
 from common.config import ModelConfig
-from common.errors import UsageError
 from common.options import Options, RunOptions, Switches
 from common.precision import Precision, products_dtype
 from common.rope import rope_tables
 from common.spans import span
 from common.training.capture import Batch, Step
 from common.training.run import Run
+from tracepage.errors import UsageError
 from version3_triton.kernels import available
 from version4_ultra_fused import kernels
 from version4_ultra_fused.functions import ends, fp8_block

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from common import device as devices
-from common.errors import RunError, UsageError, first_line
 from common.precision import Precision
+from tracepage.errors import RunError, UsageError, first_line
 
 import torch
 from torch import Tensor, nn

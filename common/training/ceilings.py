@@ -2,8 +2,8 @@
 
 from common import device as devices
 from common.precision import Precision
-from common.records.fields import Ceilings
 from common.timing import benchmark, summarize
+from tracepage.records.fields import Ceilings
 
 import torch
 

@@ -16,15 +16,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from common import files, ranks, schedule, weights
+from common import ranks, schedule, weights
 from common.config import ModelConfig
 from common.data import Dataset
-from common.errors import RunError, UsageError, first_line
-from common.files import writable_folder, write_json
 from common.options import RunOptions
 from common.precision import Precision
 from common.training import agreement
 from common.training.preparation import Prepared
+from tracepage import files
+from tracepage.errors import RunError, UsageError, first_line
+from tracepage.files import writable_folder, write_json
 
 import torch
 from pydantic import PositiveInt

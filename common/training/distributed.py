@@ -25,9 +25,9 @@ from typing import Any, cast
 
 from common import device as devices
 from common import ranks, signals
-from common.errors import RunError, UsageError, first_line
 from common.options import RunOptions
 from common.training.capture import Model, Optimizer
+from tracepage.errors import RunError, UsageError, first_line
 
 import torch
 import torch.distributed as dist

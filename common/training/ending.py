@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from common import ROOT, ranks
-from common.analysis.output import run_facts
-from common.records import run_record, step_profile
-from common.records.run_record import TimedRun
 from common.timing import Clock, phase_times, summarize
+from tracepage.records import run_record, step_profile
+from tracepage.records.run_record import TimedRun
+from tracepage.show import run_facts
 
 
 def report(run: Any, ended: BaseException | None) -> None:
@@ -56,17 +56,17 @@ def _time_phases(run: Any) -> None:
 
 
 def _write_flops(run: Any) -> None:
-    from common.analysis.reports import flop_counts
+    from common.training import flop_counters
 
-    run.flops = flop_counts.write(run.options.flops_dir, run.flop_counts, cast(TimedRun, run.record))
+    run.flops = flop_counters.write(run.options.flops_dir, run.flop_counts, cast(TimedRun, run.record))
     for path in run.flops:
         print(f"  flops        {path}")
 
 
 def _write_profile(run: Any) -> None:
     """pandas and matplotlib take a second and 60 MiB, which belong to no run that is not profiled."""
-    from common.analysis.page import profile_files
-    from common.analysis.reports import flop_counts, profile_summary
+    from common.training import flop_counters, profile_files
+    from tracepage.views import profile_summary
 
     options, profiler = run.options, run.profiler
     content = {"run": run.record, "trace": profiler.trace_path.name, "attention_only": options.profile_attention_only}
@@ -79,7 +79,7 @@ def _write_profile(run: Any) -> None:
     if options.profile_operators:
         print(profile_summary.operators(step_profile.read(profiler.profile_path), options.sort_by).terminal())
     if run.flops:
-        flop_counts.add_work(run.flops[0], profiler.profile_path)
+        flop_counters.add_work(run.flops[0], profiler.profile_path)
     for path in run.profiles:
         print(f"  {'page' if path.suffix == '.html' else 'profile':<12} {path}")
 

@@ -1,6 +1,6 @@
 """Three counts of the same FLOPs: by formula, by PyTorch's FlopCounterMode, by DeepSpeed's profiler.
 
-The formula is the reference (`common.analysis.formulas.flops`). FlopCounterMode watches the operators that run, forward and
+The formula is the reference (`common.flops`). FlopCounterMode watches the operators that run, forward and
 backward: the matrix products, and fused attention by a formula that takes all S x S pairs, as an eager model computes them, and
 in the backward pass the scores a second time, as such a kernel computes them. DeepSpeed patches `torch` functions by name and
 watches one forward pass, attention with all S x S pairs too. Its count adds functions such as silu (not methods such as
@@ -18,8 +18,16 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
+from common import flops
+from common.config import ModelConfig
 from common.training import distributed
+from tracepage import files
+from tracepage.records import step_profile
+from tracepage.records.run_record import TimedRun
+from tracepage.records.study_files import FlopCounts, Work
+from tracepage.views import flop_counts, roofline
 
 import torch
 from torch import Tensor, nn
@@ -98,3 +106,32 @@ _ATTENTION = {
     for kernel in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
     for suffix, formula in (("", _attention), ("_backward", _attention_backward))
 }
+
+
+def write(folder: Path, counted: dict[str, dict[str, int]], run: TimedRun) -> list[Path]:
+    """Writes both files into `folder`; `counted` are FLOPs of forward and backward by counter
+    (`count`).
+    """
+    config, training = ModelConfig(**run["model"]), run["training"]
+    shape = (config, training["batch_size"], training["sequence_length"])
+    formulas = {
+        flop_counts.REFERENCE: flops.training_step(*shape),
+        flop_counts.EXECUTED: flops.training_step(*shape, causal=False),
+    }
+    counts = [
+        {"counter": counter, "forward": own["forward"], "backward": own["backward"], "step": own["forward"] + own["backward"]}
+        for counter, own in (formulas | counted).items()
+    ]
+    parts = {"causal": flops.forward(*shape), "full": flops.forward(*shape, causal=False)}
+    profile = cast(FlopCounts, {"schema": files.schema_of(FlopCounts), "counts": counts, "parts": parts, "run": run})
+    result = flop_counts.report(profile)
+    result.json("flops_profile", profile)
+    return result.write(folder, "flops", ("json", "csv"), "--flops-dir")
+
+
+def add_work(path: Path, profile: Path) -> None:
+    """Adds FLOPs and bytes of a mean step to flops_profile.json, from a profile of the run, unless it kept attention only."""
+    content = step_profile.read(profile)
+    if not content["attention_only"]:
+        work = [cast(Work, point._asdict()) for point in roofline.from_profile(content)]
+        files.write_json(path, flop_counts.read(path) | {"work": work})

@@ -11,11 +11,11 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from common import device as devices
-from common.errors import RunError
 from common.options import Options
 from common.precision import Precision
 from common.training import agreement, capture
 from common.training.capture import Batch, CapturedStep, Model, Optimizer, Step
+from tracepage.errors import RunError
 
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,7 @@
 """Profiles the last steps of a run, and writes their trace.
 
 `torch.profiler` records the operators of a few steps with their shapes, and writes a Chrome trace (`trace_<stamp>.json`, for
-https://ui.perfetto.dev or chrome://tracing). `common.analysis.page.profile_files` makes the other files from it. Of several
+https://ui.perfetto.dev or chrome://tracing). `common.training.profile_files` makes the other files from it. Of several
 processes each writes its trace (`trace_rank1_<stamp>.json`).
 
 Of captured steps there is also a trace of one eager step (`eager_trace_<stamp>.json`), from which the kernels of the graph get
@@ -18,9 +18,9 @@ from pathlib import Path
 
 from common import device as devices
 from common import ranks, spans
-from common.files import writable_folder
 from common.options import RunOptions
 from common.training import agreement
+from tracepage.files import writable_folder
 
 import torch
 

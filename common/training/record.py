@@ -10,15 +10,15 @@ from types import ModuleType
 from typing import Any, cast
 
 from common import device as devices
-from common import ranks, schedule
-from common.analysis.formulas import flops, peaks
+from common import flops, ranks, schedule
 from common.config import ModelConfig
 from common.data import Dataset
 from common.options import Options
-from common.records import run_record
-from common.records.fields import Summary
-from common.records.run_record import RunRecord, TimedRun
 from common.timing import summarize
+from tracepage.cost import peaks
+from tracepage.records import run_record
+from tracepage.records.fields import Summary
+from tracepage.records.run_record import RunRecord, TimedRun
 
 import torch
 from torch import nn

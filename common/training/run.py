@@ -14,25 +14,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
-from common import data, files, ranks, signals, spans
+from common import data, ranks, signals, spans
 from common import device as devices
-from common.errors import RunError, UsageError, first_line
-from common.files import writable_file, writable_folder, write_measurement
 from common.options import Options, RunOptions
 from common.precision import Precision, amp_dtype
-from common.terminal import Line, duration, format_time, progress
 from common.timing import Clock, summarize
 from common.training import agreement, capture, preparation
 from common.training.capture import CapturedStep, Model, Optimizer, Step
+from tracepage.errors import RunError, UsageError, first_line
+from tracepage.files import writable_file, writable_folder, write_measurement
+from tracepage.terminal import Line, duration, format_time, progress
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from common.records.fields import Ceilings
-    from common.records.run_record import RunRecord, TimedRun
     from common.training import checkpoint
     from common.training.profiler import Profiler
+    from tracepage.records.fields import Ceilings
+    from tracepage.records.run_record import RunRecord, TimedRun
 
 
 @dataclass
@@ -114,8 +114,7 @@ class Run:
     def __enter__(self) -> "Run":
         options, device = self.options, self.device
         if ranks.here().main_process:
-            files.inputs.add(Path(options.data).resolve())
-            writable_file(self.metrics, "--metrics-out")
+            writable_file(self.metrics, "--metrics-out", (Path(options.data), options.config))
             if options.memory_snapshot:
                 writable_file(options.memory_snapshot.with_suffix(".json"), "--memory-snapshot")
             if options.save_model:

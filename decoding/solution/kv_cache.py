@@ -6,7 +6,7 @@ device: so one graph holds every step.
 
 import math
 
-from common.analysis.formulas import flops
+from common import flops
 from common.config import ModelConfig
 
 import torch

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 from common import bpe
-from common.errors import RunError
 from tests.conftest import PATHS
+from tracepage.errors import RunError
 
 import numpy as np
 import pytest

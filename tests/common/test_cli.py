@@ -4,8 +4,8 @@ import argparse
 from dataclasses import FrozenInstanceError
 
 from common import cli, signals
-from common.errors import RunError, UsageError
 from tests.conftest import run_options
+from tracepage.errors import RunError, UsageError
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest

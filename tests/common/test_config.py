@@ -4,7 +4,7 @@ from pathlib import Path
 
 from common import config
 from common.config import ModelConfig, TrainingConfig
-from common.errors import UsageError
+from tracepage.errors import UsageError
 
 import pytest
 

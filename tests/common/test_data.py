@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from common import data
-from common.errors import UsageError
 from common.ranks import Ranks
 from tests.conftest import ROOT
+from tracepage.errors import UsageError
 
 import numpy as np
 import pytest

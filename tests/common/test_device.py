@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 from common import device as devices
-from common.errors import UsageError
+from tracepage.errors import UsageError
 
 import pytest
 import torch

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from common import nvml
-from common.errors import RunError
+from tracepage.errors import RunError
 
 import pytest
 

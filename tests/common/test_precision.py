@@ -1,8 +1,8 @@
 """Number formats: loss scaling where a format needs it."""
 
 from common import precision as precisions
-from common.errors import UsageError
 from common.precision import Precision
+from tracepage.errors import UsageError
 
 import pytest
 import torch

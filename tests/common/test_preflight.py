@@ -3,8 +3,8 @@
 import sys
 
 from common import cli, preflight
-from common.files import read_json
 from common.preflight import Check
+from tracepage.files import read_json
 
 import pytest
 import torch

@@ -4,7 +4,7 @@ import json
 from types import SimpleNamespace
 
 from common import schedule
-from common.training import version_files
+from studies import version_files
 from tests.conftest import ROOT, TINY, run_options
 from version4_ultra_fused import tiny_llama_v4
 

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from common import cli, files
+from common import cli
 from common.options import Options
-from common.records.study_files import Decoding
 from tests.conftest import ROOT, runs_kernels
 from tests.oracle import DEVICE
+from tracepage import files
+from tracepage.records.study_files import Decoding
 
 import pytest
 import torch

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from common.documents.page import report
 from tests.conftest import ROOT
 from tests.small_traces import gpu_trace, record_cpu_trace, write_profile
+from tracepage.page import report
 
 import pytest
 

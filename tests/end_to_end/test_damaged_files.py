@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common import config
-from common.analysis.comparisons import ablation_effects
-from common.analysis.profiles import chrome_trace, load_kernels
-from common.analysis.reports import flop_counts, kernel_benchmark
-from common.errors import UsageError
-from common.files import read, write_json
-from common.records import run_record, step_profile
-from common.records.study_files import Predictions
-from common.studies import benchmark_report
+from studies import benchmark_report
 from tests import records
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES, STATS, write_database
 from tests.small_traces import gpu_trace
+from tracepage.errors import UsageError
+from tracepage.files import read, write_json
+from tracepage.readers import chrome_trace, load_kernels
+from tracepage.records import run_record, step_profile
+from tracepage.records.study_files import Predictions
+from tracepage.views import ablation_effects, flop_counts, kernel_benchmark
 
 import pytest
 

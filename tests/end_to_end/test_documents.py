@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-from common.documents import rewrite
+from documents import rewrite
 from tests.conftest import ROOT
 from tests.pages import CALL, LINK, TESTS, commands
 
@@ -69,10 +69,10 @@ def flags(script: Path) -> set[str]:
 @each_document
 def test_generated_parts_are_fresh_and_pictures_load_fast(document):
     text = document.read_text(encoding="utf-8")
-    assert rewrite.refreshed(text, document.parent) == text, "run python -m common.documents"
+    assert rewrite.refreshed(text, document.parent) == text, "run python -m documents"
     for picture in rewrite.shown_in(text):
         path = rewrite.file_of(picture)
-        assert picture.is_current(path), f"{path}: run python -m common.documents"
+        assert picture.is_current(path), f"{path}: run python -m documents"
         assert path.stat().st_size < 150_000, path
 
 

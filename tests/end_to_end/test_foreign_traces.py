@@ -4,11 +4,11 @@ import gzip
 import json
 from pathlib import Path
 
-from common.analysis.profiles import load_kernels
-from common.analysis.profiles.kernel_table import Kernels
-from common.analysis.reports import launches
-from common.errors import UsageError
 from tests.conftest import ROOT
+from tracepage.errors import UsageError
+from tracepage.readers import load_kernels
+from tracepage.readers.kernel_table import Kernels
+from tracepage.views import launches
 
 import pandas
 import pytest

@@ -10,11 +10,11 @@ import os
 import shutil
 from pathlib import Path
 
-from common.analysis.reports import flop_counts
-from common.files import read_json, write_json
 from tests import branched_traces
 from tests.conftest import ROOT, V1
 from tests.kernel_files import FIXTURES
+from tracepage.files import read_json, write_json
+from tracepage.views import flop_counts
 
 import pytest
 

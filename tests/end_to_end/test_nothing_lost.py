@@ -16,11 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from common import cli, files, timing
+from common import cli, timing
 from common import device as devices
-from common.studies import ablation, gemm_operations, job_runner
+from studies import ablation, gemm_operations, job_runner
 from tests import pages, records
 from tests.conftest import PATHS, ROOT, TINY, V1
+from tracepage import files
 from version3_triton import kernel_cases, kernels
 
 import pytest

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common.files import read_json
 from tests.conftest import ROOT, TINY, V1, finished
 from tests.pages import SCRIPTS
+from tracepage.files import read_json
 
 import pytest
 

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common.files import read_json
 from tests.conftest import ROOT, TINY, V1, finished
+from tracepage.files import read_json
 
 import pytest
 

@@ -3,8 +3,8 @@
 import shutil
 import sys
 
-from common.files import read_json
 from tests.conftest import ROOT, V1, finished
+from tracepage.files import read_json
 
 import pytest
 

@@ -7,9 +7,9 @@ from argparse import Namespace
 from pathlib import Path
 
 from common import device as devices
-from common.errors import UsageError
-from common.studies import external_baselines, known_models
+from studies.peers import external_baselines, known_models
 from tests.conftest import ROOT
+from tracepage.errors import UsageError
 
 import pytest
 

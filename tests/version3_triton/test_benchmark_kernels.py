@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 
 from common.config import ModelConfig
-from common.errors import UsageError
-from common.files import read_json, schema_of
 from common.options import RunOptions
-from common.records.study_files import KernelBenchmark
 from tests.conftest import ROOT, TINY, run_options, runs_kernels
 from tests.oracle import DEVICE
+from tracepage.errors import UsageError
+from tracepage.files import read_json, schema_of
+from tracepage.records.study_files import KernelBenchmark
 
 import pytest
 

@@ -3,7 +3,7 @@
 import re
 import runpy
 
-from common.analysis.formulas import flops
+from common import flops
 from common.config import resolve
 from tests.conftest import ROOT, cells
 

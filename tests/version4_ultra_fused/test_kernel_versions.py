@@ -6,11 +6,11 @@ Without a GPU the kernels run in Triton's interpreter where a test asks for them
 from types import ModuleType
 
 from common import device as devices
-from common.files import read_json
 from common.precision import Precision
 from tests import models
 from tests.conftest import ROOT, TINY, runs_kernels
 from tests.oracle import DEVICE, interpreted
+from tracepage.files import read_json
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest

@@ -1,9 +1,9 @@
 """The critical path of Version 4 in a run or a file, and what is refused."""
 
-from common.files import write_json
 from tests import branched_traces
 from tests.conftest import ROOT
 from tests.records import profile, record
+from tracepage.files import write_json
 
 import pytest
 

@@ -2,12 +2,12 @@
 
 from types import SimpleNamespace
 
-from common.analysis.profiles import chrome_trace
-from common.errors import UsageError
 from common.precision import Precision
 from tests import models
 from tests.conftest import ROOT, TINY, runs_kernels
 from tests.oracle import DEVICE
+from tracepage.errors import UsageError
+from tracepage.readers import chrome_trace
 from version1_pytorch_baseline import tiny_llama_v1
 from version4_ultra_fused import tiny_llama_v4
 from version4_ultra_fused.memory import memory_plan

@@ -13,9 +13,9 @@ import functools
 import math
 from pathlib import Path
 
-from common import exercises
-from common.errors import UsageError
-from common.exercises import launch, new_output
+import exercise_tools as exercises
+from exercise_tools import launch, new_output
+from tracepage.errors import UsageError
 
 import torch
 import triton

@@ -26,16 +26,16 @@ from typing import Any
 
 from common import cli
 from common import device as devices
-from common.analysis.output import tables
 from common.config import PRESETS
-from common.errors import UsageError
-from common.files import write_measurement
 from common.options import Options
 from common.precision import Precision
-from common.studies import ablation
-from common.terminal import progress
 from common.timing import benchmark
-from common.training import record, version_files
+from common.training import record
+from studies import ablation, version_files
+from tracepage.errors import UsageError
+from tracepage.files import write_measurement
+from tracepage.show import tables
+from tracepage.terminal import progress
 from version3_triton import kernels
 
 import torch

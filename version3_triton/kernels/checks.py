@@ -4,7 +4,7 @@ import functools
 import os
 from collections.abc import Callable
 
-from common.errors import UsageError
+from tracepage.errors import UsageError
 
 import torch
 from torch import Tensor

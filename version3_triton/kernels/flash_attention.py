@@ -23,7 +23,7 @@ log2(e) in the scale.
 
 import math
 
-from common.errors import UsageError
+from tracepage.errors import UsageError
 from version3_triton.kernels.checks import interpretable
 from version3_triton.kernels.dependent_launch import begin
 from version3_triton.kernels.launch_sizes import TileConfig, attention_blocks, ceil_div, dot_precision

@@ -18,8 +18,8 @@ chunks, or in float16, is in float32. FLOPs are the same 6 N D V. dW's sum is in
 and writes it once more: 8 V D bytes where the BLAS adds, otherwise 12 V D in bfloat16. So chunks cost time, and few are best.
 """
 
-from common.errors import UsageError
 from common.precision import adds_in_float32, products_dtype
+from tracepage.errors import UsageError
 from version3_triton.kernels.checks import interpretable
 from version3_triton.kernels.launch_sizes import ceil_div, tile
 

@@ -17,8 +17,8 @@ Saved: x, and r for each row; n is computed again. Each program keeps its part o
 once; a second kernel adds the parts in a fixed order, so the same input gives the same bits.
 """
 
-from common.errors import UsageError
 from common.precision import products_dtype
+from tracepage.errors import UsageError
 from version3_triton.kernels.checks import interpretable
 from version3_triton.kernels.dependent_launch import begin
 from version3_triton.kernels.launch_sizes import NORM_DWEIGHT, ceil_div, tile

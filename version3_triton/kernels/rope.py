@@ -11,7 +11,7 @@ product are; outputs and gradients are [B, S, heads, Dh] in memory, seen as [B, 
 want them.
 """
 
-from common.errors import UsageError
+from tracepage.errors import UsageError
 from version3_triton.kernels.checks import interpretable, refuse_odd
 from version3_triton.kernels.launch_sizes import ceil_div, tile
 

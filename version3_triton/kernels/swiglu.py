@@ -9,7 +9,7 @@ may have strided rows, as the halves of a fused product have. Programs go along 
 time read and write neighbouring memory.
 """
 
-from common.errors import UsageError
+from tracepage.errors import UsageError
 from version3_triton.kernels.checks import interpretable
 from version3_triton.kernels.launch_sizes import ceil_div, tile
 

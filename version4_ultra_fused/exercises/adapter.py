@@ -12,8 +12,8 @@ import functools
 from pathlib import Path
 from typing import NamedTuple
 
-from common import exercises
-from common.exercises import new_output
+import exercise_tools as exercises
+from exercise_tools import new_output
 
 import triton
 from torch import Tensor

@@ -16,11 +16,11 @@ sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run
 
 from common import cli, data
 from common import device as devices
-from common.analysis.formulas import peaks
-from common.analysis.output import tables
 from common.config import PRESETS, ModelConfig, resolve
-from common.errors import UsageError
 from common.precision import Precision
+from tracepage.cost import peaks
+from tracepage.errors import UsageError
+from tracepage.show import tables
 from version4_ultra_fused import tiny_llama_v4 as v4
 from version4_ultra_fused.memory.optimizer import MasterAdamW
 

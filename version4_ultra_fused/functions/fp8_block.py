@@ -6,9 +6,9 @@ those of `kernels/fp8/scales.py`.
 """
 
 from common import device as devices
-from common.errors import UsageError
 from common.options import Options
 from common.spans import span
+from tracepage.errors import UsageError
 from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels.attention import CausalAttention, refuse_fa4
 from version4_ultra_fused.kernels.fp8.scales import GRADIENT, WEIGHT, X

@@ -22,9 +22,9 @@ from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 
 from common import device as devices
-from common.errors import UsageError
 from common.options import Options, Switches
 from common.spans import span
+from tracepage.errors import UsageError
 from version3_triton.kernels import INTERPRETED, LOADED, missing, reference
 from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels.reference import Rope

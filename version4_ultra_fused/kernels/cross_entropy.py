@@ -13,7 +13,7 @@ first kernel divides by the number of all tokens. The second kernel takes the me
 gradient again where some tokens did not count: that second pass, and a second rounding, are what -100 costs.
 """
 
-from common.errors import UsageError
+from tracepage.errors import UsageError
 from version3_triton.kernels.checks import interpretable
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.linear_cross_entropy import IGNORE_INDEX

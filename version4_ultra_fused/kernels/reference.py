@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from common.errors import UsageError
 from common.spans import span
+from tracepage.errors import UsageError
 from version3_triton.kernels.checks import refuse_odd
 
 import torch

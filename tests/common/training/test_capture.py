@@ -10,12 +10,13 @@ from pathlib import Path
 from common import data
 from common import device as devices
 from common.config import ModelConfig
-from common.errors import UsageError
 from common.precision import Precision
-from common.records import step_profile
-from common.training import capture, preparation, version_files
+from common.training import capture, preparation
 from common.training.run import Run
+from studies import version_files
 from tests.conftest import PATHS, ROOT, run_options
+from tracepage.errors import UsageError
+from tracepage.records import step_profile
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest
@@ -100,7 +101,7 @@ def test_memory_of_a_captured_step_counts_the_pool_of_its_graph():
 
 WAITING = """
 import torch
-from common.errors import RunError
+from tracepage.errors import RunError
 from common.training import capture
 
 batch = (torch.ones(4, device="cuda"), torch.ones(4, device="cuda"))

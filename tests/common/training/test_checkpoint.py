@@ -8,10 +8,10 @@ from pathlib import Path
 
 from common import data
 from common.config import ModelConfig
-from common.errors import RunError
 from common.training import checkpoint
 from tests.conftest import ROOT, TINY, V1, run_options
 from tests.oracle import assert_close
+from tracepage.errors import RunError
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common import cli, ranks
-from common.errors import RunError
 from common.training import agreement, distributed
 from tests.conftest import PATHS, ROOT, TINY, V1, altered_version, run_options
+from tracepage.errors import RunError
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest

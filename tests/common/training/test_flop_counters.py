@@ -1,6 +1,6 @@
 """FLOPs of Version 2 by counters that do not know its formulas."""
 
-from common.analysis.formulas import flops
+from common import flops
 from common.training import flop_counters
 from tests import models
 from version2_pytorch_fused import tiny_llama_v2

@@ -2,10 +2,10 @@
 
 from argparse import Namespace
 
-from common.errors import RunError
 from common.precision import Precision
 from common.training import preparation
 from tests import models
+from tracepage.errors import RunError
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest

@@ -5,10 +5,9 @@ import json
 import os
 import signal
 
-from common.analysis.formulas import flops
-from common.analysis.page import profile_files
+from common import flops
 from common.config import ModelConfig
-from common.training import profiler
+from common.training import profile_files, profiler
 from common.training.run import Run
 from tests.conftest import TINY, V1, run_options
 from version1_pytorch_baseline import tiny_llama_v1

@@ -3,12 +3,11 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
-from common import data
-from common.analysis.formulas import flops
-from common.analysis.output import run_facts
+from common import data, flops
 from common.precision import Precision
 from common.training import record, run
 from tests.conftest import run_options
+from tracepage.show import run_facts
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from common import signals
-from common.analysis.output import tables
-from common.errors import RunError
 from common.training import ending, flop_counters, run
 from tests.conftest import PATHS, TINY, V1, run_options
+from tracepage.errors import RunError
+from tracepage.show import tables
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest

@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from common.errors import UsageError
 from tests.oracle import DEVICE
+from tracepage.errors import UsageError
 
 import pytest
 import torch

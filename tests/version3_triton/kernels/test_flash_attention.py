@@ -2,9 +2,9 @@
 
 import importlib
 
-from common.errors import UsageError
 from tests.conftest import runs_kernels
 from tests.oracle import DEVICE, DTYPES, check
+from tracepage.errors import UsageError
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import stages
 from common import data
-from common.files import read_json
 from tests.conftest import ROOT, TINY, markov
+from tracepage.files import read_json
 
 import pytest
 import torch

@@ -3,10 +3,10 @@
 import shutil
 from pathlib import Path
 
-from common.errors import UsageError
-from common.files import read_json, write_json
 from tests.conftest import ROOT
 from tests.version3_triton.performance_debugging.conftest import FOLDER, NAMES
+from tracepage.errors import UsageError
+from tracepage.files import read_json, write_json
 
 import compare_stages
 import pytest

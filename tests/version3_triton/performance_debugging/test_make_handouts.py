@@ -7,9 +7,9 @@ import tokenize
 from pathlib import Path
 
 import stages
-from common.files import read_json
 from tests.conftest import ROOT, needs_interpreter
 from tests.version3_triton.performance_debugging.conftest import FOLDER, NAMES, SMALL
+from tracepage.files import read_json
 
 import make_handouts
 import pytest

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import stages
 from common import device as devices
 from common import spans, timing
-from common.errors import RunError
 from tests.conftest import runs_kernels
 from tests.oracle import DEVICE, results
 from tests.version3_triton.performance_debugging.conftest import FOLDER, NAMES, SMALL, stage_of
+from tracepage.errors import RunError
 
 import compare_stages
 import pytest

@@ -3,10 +3,10 @@
 import sys
 from types import SimpleNamespace
 
-from common.errors import UsageError
 from common.rope import rope_tables
 from tests.conftest import runs_kernels
 from tests.oracle import DEVICE
+from tracepage.errors import UsageError
 
 import pytest
 import torch

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 from common.config import ModelConfig
 from common.device import stream_before_capture
-from common.errors import RunError, UsageError
 from common.precision import Precision
 from common.training import preparation
 from common.training.capture import CapturedStep
 from tests.conftest import runs_kernels
 from tests.oracle import DEVICE
+from tracepage.errors import RunError, UsageError
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
 """FLOPs of the kernels in FLOP counts."""
 
-from common.analysis.formulas import flops
+from common import flops
 from common.config import ModelConfig
 from common.training import flop_counters
 from tests.conftest import runs_kernels

@@ -19,11 +19,13 @@ import time
 from collections.abc import Callable
 from statistics import mean
 
-from common import cli, exercises, files, nvml
+import exercise_tools as exercises
+from common import cli, nvml
 from common import device as devices
-from common.analysis.output import tables
-from common.records import study_files
 from common.training import record
+from tracepage import files
+from tracepage.records import study_files
+from tracepage.show import tables
 
 import torch
 from harnesses import BUFFERS, LIARS, Device, SimulatedGPU

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from common import exercises
+import exercise_tools as exercises
 
 import pytest
 from harnesses import LIARS, Claim, SimulatedGPU, hurried, short, timed, update_all

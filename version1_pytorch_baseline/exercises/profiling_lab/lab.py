@@ -29,14 +29,15 @@ from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import Any
 
-from common import cli, exercises
+import exercise_tools as exercises
+from common import cli
 from common import device as devices
-from common.analysis.output import tables
-from common.errors import UsageError
-from common.files import writable_file, write_measurement
 from common.precision import Precision
-from common.records.fields import Ceilings
 from common.training import ceilings, record
+from tracepage.errors import UsageError
+from tracepage.files import writable_file, write_measurement
+from tracepage.records.fields import Ceilings
+from tracepage.show import tables
 
 import torch
 from torch import Tensor

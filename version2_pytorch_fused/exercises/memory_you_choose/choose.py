@@ -13,9 +13,11 @@ from pathlib import Path
 ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
-from common import cli, exercises, files
-from common.analysis.output import tables
+import exercise_tools as exercises
+from common import cli
 from common.options import Options
+from tracepage import files
+from tracepage.show import tables
 
 BATCHES, LENGTHS = range(1, 2**16), range(1, 2**24)
 

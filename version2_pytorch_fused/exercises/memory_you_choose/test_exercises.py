@@ -8,7 +8,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from common import exercises, recompute
+import exercise_tools as exercises
+from common import recompute
 from common.config import PRESETS, ModelConfig
 from version2_pytorch_fused import tiny_llama_v2
 

@@ -7,7 +7,8 @@ from unittest import mock
 ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
 sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
 
-from common import cli, exercises
+import exercise_tools as exercises
+from common import cli
 from version2_pytorch_fused import tiny_llama_v2 as v2
 
 additions = exercises.load(Path(__file__).parent, "additions")

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from common import exercises
+import exercise_tools as exercises
 from common.config import ModelConfig
-from common.training import version_files
+from studies import version_files
 from version2_pytorch_fused import tiny_llama_v2 as v2
 
 import pytest

@@ -28,11 +28,11 @@ import re
 from typing import NamedTuple
 
 from common import cli
-from common.analysis.output import run_facts
-from common.analysis.output.report import Report
-from common.errors import UsageError
-from common.files import Amount, check, writable_file, write_text
-from common.records import run_record
+from tracepage.errors import UsageError
+from tracepage.files import Amount, check, writable_file, write_text
+from tracepage.records import run_record
+from tracepage.show import run_facts
+from tracepage.show.report import Report
 
 from pydantic import NonNegativeInt
 from typing_extensions import TypedDict

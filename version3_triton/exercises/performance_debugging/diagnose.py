@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from common import data
 from common import device as devices
-from common.analysis.output import tables
 from common.options import RunOptions
 from common.precision import Precision, amp_dtype
 from common.training import distributed
+from tracepage.show import tables
 
 import torch
 from torch import Tensor, nn

@@ -20,7 +20,7 @@ import ast
 from typing import Any
 
 from common import cli
-from common.files import writable_folder, write_text
+from tracepage.files import writable_folder, write_text
 
 HERE = Path(__file__).resolve().parent
 STAGES = {"a": 2, "b": 6, "c": 1, "d": 5, "e": 4, "f": 3}  # the letter of each stage's handout

@@ -20,8 +20,8 @@ from typing import Any
 from common import cli
 from common import device as devices
 from common.options import RunOptions
-from common.records import run_record
-from common.training import version_files
+from studies import version_files
+from tracepage.records import run_record
 from version3_triton import kernels
 from version3_triton import tiny_llama_v3 as v3
 

@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from common import exercises
+import exercise_tools as exercises
 
 import numpy as np
 import torch

@@ -20,10 +20,10 @@ from collections.abc import Callable
 
 from common import cli, ranks
 from common import device as devices
-from common.analysis.output import tables
-from common.errors import UsageError
 from common.timing import benchmark, summarize
 from common.training import distributed
+from tracepage.errors import UsageError
+from tracepage.show import tables
 
 import adapter
 import torch

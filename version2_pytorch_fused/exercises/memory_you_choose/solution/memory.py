@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from common.analysis.formulas import flops
+from common import flops
 from common.config import ModelConfig
 
 import torch

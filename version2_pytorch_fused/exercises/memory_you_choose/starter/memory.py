@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from common.analysis.formulas import flops  # noqa: F401  (for your code)
 from common.config import ModelConfig
 
 import torch

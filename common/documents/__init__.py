@@ -1,1 +1,0 @@
-"""Tables and pictures in the documents, made from formulas and from the files in results/ by `python -m common.documents`."""

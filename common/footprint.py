@@ -1,0 +1,65 @@
+"""Memory of Version 1 by formula: persistent state (weights, gradients, optimizer state), and activations that the forward pass
+keeps for the backward pass.
+
+The formulas follow the eager operations of `tiny_llama_v1.py` one by one. `tests/common/test_footprint.py`
+checks them to the byte against the tensors that autograd saves. In comments and docstrings n = B S D and f = B S F are numbers of
+elements.
+"""
+
+from common import flops
+from common.config import ModelConfig
+
+FLOAT, HALF, INTEGER = 4, 2, 8  # bytes of a float32, of a float16 or bfloat16, of a token id
+
+
+def states(config: ModelConfig) -> dict[str, int]:
+    """Bytes that persist between steps: float32 weights, their gradients, and AdamW's two moments.
+
+    AdamW (Loshchilov and Hutter 2017, arXiv:1711.05101) keeps a mean and a mean square per weight, and a step counter per
+    tensor. Autocast changes none of these; it copies the matrices for the products.
+    """
+    counted = flops.parameters(config)["total"]
+    tensors = 9 * config.num_layers + 2  # 7 matrices and 2 norms a layer, the embedding, the last norm
+    parts = {"weights": FLOAT * counted, "gradients": FLOAT * counted, "adamw": 2 * FLOAT * counted + FLOAT * tensors}
+    return parts | {"total": sum(parts.values())}
+
+
+def activations(config: ModelConfig, batch_size: int, sequence_length: int, autocast: str | None = None) -> dict[str, int]:
+    """Bytes that autograd keeps between forward and backward, without weights and rotary tables, by part: embed, norm, attention
+    (grows with S), scores (grows with S^2), mlp, loss, casts and total.
+
+    A tensor that two operations keep counts once, in the part that kept it first. `autocast` is None for float32, else the device
+    of the 16-bit run: `cpu` or `cuda`. On CUDA and ROCm autocast computes the softmax in float32, so the [B, H, S, S] weights are
+    kept twice: in float32, and in 16 bits for the product.
+    """
+    layers, length = config.num_layers, sequence_length
+    tokens = batch_size * length
+    n, f = tokens * config.hidden_size, tokens * config.intermediate_size
+    pairs = batch_size * config.num_attention_heads * length**2
+    width = HALF if autocast else FLOAT
+    inputs = {None: 1, "cpu": 3, "cuda": 3}[autocast]  # autocast casts the norm's output for each of Q, K and V anew
+    scores = {None: FLOAT, "cpu": HALF, "cuda": FLOAT + HALF}[autocast]
+    parts = {
+        "embed": INTEGER * tokens,  # the token ids
+        "norm": (2 * layers + 1) * FLOAT * (2 * n + tokens),  # x, x / rms and 1 / rms
+        "attention": layers * width * (inputs + 4) * n,  # input; q, k and v with H heads; output before o_proj
+        "scores": layers * (scores * pairs + length**2),  # softmax's output; the mask, a byte each
+        "mlp": layers * width * ((2 if autocast else 1) * n + 4 * f),  # input; gate, up, silu(gate), silu(gate) * up
+        "loss": width * n + FLOAT * tokens * config.vocab_size + INTEGER * tokens + FLOAT,  # input, log p, targets, count
+        "casts": 0,
+    }
+    if autocast:  # all matrices, the head's included, and cos and sin once a layer
+        counted = flops.parameters(config)
+        parts["casts"] = HALF * (counted["total"] - counted["norms"] + layers * 2 * length * config.head_dim)
+    return parts | {"total": sum(parts.values())}
+
+
+def least_peak(config: ModelConfig, batch_size: int, sequence_length: int, autocast: str | None = None) -> int:
+    """A lower bound on the peak memory of a training step, in bytes.
+
+    The peak is either at the end of the forward pass (weights, moments and all activations, but no gradients, which `zero_grad`
+    released) or in the optimizer (weights, moments and all gradients). Temporary tensors of backward and optimizer, and the
+    workspaces of libraries, come on top.
+    """
+    stays, kept = states(config), activations(config, batch_size, sequence_length, autocast)
+    return max(stays["weights"] + stays["adamw"] + kept["total"], stays["total"])

@@ -1,0 +1,100 @@
+"""Rewrites the generated parts of all documents: tables and pictures between markers.
+
+    <!-- rows: FILE... | COLUMN | ... -->             a row for each record, or for each row of a list in it (`rows.rows`)
+    <!-- section: FILE...#ANCHOR | COLUMN | ... -->   a section of the report on each file, all columns or these
+    <!-- table: MODULE.FUNCTION PATH... -->           the table that a function of this room returns
+    <!-- picture: FUNCTION PATH... -->                the picture that a function of pictures.py returns, in a file in pictures/
+
+A generated part ends at `<!-- /rows -->`, and so on. Everything between two markers is overwritten:
+
+    python -m documents            # rewrites every document
+    python -m documents --check    # changes nothing; exit code 1 and a line for each file that is out of date
+"""
+
+import argparse
+import functools
+import os
+import pkgutil
+import re
+from pathlib import Path
+from typing import Any
+
+from common import ROOT, cli
+from documents import pictures, rows, sections
+from documents.pictures import Picture
+from tracepage.errors import RunError
+from tracepage.files import write_text
+
+import matplotlib
+
+MARKED = re.compile(r"(<!-- (rows|section|table|picture): ([^\n]+?) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+
+
+def documents() -> list[Path]:
+    """All Markdown files of the repository."""
+    paths = (path.relative_to(ROOT) for path in ROOT.rglob("*.md"))
+    return sorted(ROOT / path for path in paths if not any(part.startswith(".") for part in path.parts))
+
+
+def refreshed(text: str, folder: Path = ROOT) -> str:
+    """The text of a document in `folder` with all generated parts made anew."""
+
+    def replace(match: re.Match) -> str:
+        opening, kind, content, closing = match.groups()
+        source, *columns = (part.strip() for part in content.split(" | "))
+        return f"{opening}\n{made(kind, source, columns, folder).strip()}\n\n{closing}"
+
+    return MARKED.sub(replace, text)
+
+
+def made(kind: str, source: str, columns: list[str], folder: Path) -> str:
+    """The Markdown of a generated part: `source` is the marker's text up to the first column."""
+    files, _, part = source.partition("#")
+    if kind == "rows":
+        return rows.rows(columns, rows.found(files.split()), part)
+    if kind == "section":
+        return sections.section(part, rows.found(files.split()), columns)
+    if kind == "table":
+        return _called(source)
+    shown = drawn(source)
+    return f"![{shown.description}]({Path(os.path.relpath(file_of(shown), folder)).as_posix()})"
+
+
+@functools.cache
+def drawn(source: str) -> Picture:
+    """The picture of a marker, whose files are read once: both the document and the picture's own file need it."""
+    with matplotlib.rc_context(pictures.STYLE):
+        return _called(f"pictures.{source}")
+
+
+def _called(source: str) -> Any:
+    """What a function of this room returns for the paths after its name."""
+    name, *paths = source.split()
+    return pkgutil.resolve_name(f"documents.{name}")(*(ROOT / path for path in paths))
+
+
+def file_of(picture: Picture) -> Path:
+    return ROOT / "pictures" / f"{picture.name}.svg"
+
+
+def shown_in(text: str) -> list[Picture]:
+    """The pictures that a document shows."""
+    return [drawn(content) for _, kind, content, _ in MARKED.findall(text) if kind == "picture"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only say what is out of date")
+    check, stale = cli.parse(parser).check, {}
+    for path in documents():
+        text = path.read_text(encoding="utf-8")
+        if (new := refreshed(text, path.parent)) != text:
+            stale[path] = new
+        outdated = (picture for picture in shown_in(text) if not picture.is_current(file_of(picture)))
+        stale |= {file_of(picture): picture.svg() for picture in outdated}
+    for path, content in stale.items():
+        if not check:
+            write_text(path, content)
+        print(f"{'out of date' if check else 'rewritten'}: {path.relative_to(ROOT)}")
+    if check and stale:
+        raise RunError("run python -m documents")

@@ -1,0 +1,80 @@
+"""The models that a study can measure: the versions in their folders, variants of them, and the external baselines.
+
+A name is that of a version (`v2`) or of an external baseline (`hf`). An end can follow it: `-compile` runs a version with
+torch.compile, `-fp8` one with products in FP8, and `-captured` runs a model's whole step as one graph (the last two: GPU only).
+`v4-no-early-update` is Version 4 without one of its switches.
+"""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common import ROOT
+from common import device as devices
+from common.precision import amp_dtype
+from common.training import record
+from studies import version_files
+from studies.peers import external_baselines
+from tracepage.errors import UsageError
+
+COMPILED, FP8, CAPTURED = "-compile", "-fp8", "-captured"
+WITHOUT = "-no-"
+
+
+class Model(NamedTuple):
+    """A version by its file and flags, or an external baseline, which has no file."""
+
+    name: str
+    path: Path | None = None
+    flags: tuple[str, ...] = ()
+    captured: bool = False
+
+    def load(self) -> Any:
+        """The version's module, or the baseline, which has the functions of one."""
+        return version_files.load(self.path) if self.path else external_baselines.PEERS[self.name.removesuffix(CAPTURED)]
+
+
+def find(root: Path = ROOT) -> dict[str, Model]:
+    """The models by name: the versions in the folders of `root`, of which the first is the baseline, their variants, and the
+    external baselines.
+    """
+    found, without = [], []
+    eager = []  # those that are captured only when asked to be
+    for path in sorted(root.glob("version*_*/tiny_llama_v*.py")):
+        version = version_files.load(path)
+        name = record.name(version)
+        own = [Model(name, path)]
+        switches = getattr(version, "SWITCHES", {})
+        for switch, end in (("torch-compile", COMPILED), ("fp8", FP8)):
+            if switch in switches:
+                own.append(Model(name + end, path, (f"--enable-{switch}",)))
+        found += own
+        without += [Model(name + WITHOUT + switch, path, (f"--disable-{switch}",)) for switch, on in switches.items() if on]
+        eager += [] if getattr(version, "CAPTURED", False) else own
+    peers = external_baselines.PEERS
+    found += map(Model, peers)
+    eager += [Model(name) for name, peer in peers.items() if not peer.CAPTURED]
+    found += [model._replace(name=model.name + CAPTURED, captured=True) for model in eager]
+    return {model.name: model for model in found + without}
+
+
+def available(options: Namespace, known: dict[str, Model]) -> list[str]:
+    """The models that can run here, by name, but captured and FP8 ones and those without a switch.
+
+    A line says why each other model cannot.
+    """
+    device, names = devices.select(options.device), []
+    for name, model in known.items():
+        if model.captured or name.endswith(FP8) or WITHOUT in name:
+            continue
+        problem = devices.compile_problem(device) if name.endswith(COMPILED) else None
+        try:
+            if not model.path:
+                model.load().check(device, amp_dtype(options))
+        except UsageError as error:
+            problem = str(error)
+        if problem:
+            print(f"leaves out {name}: {problem}")
+        else:
+            names.append(name)
+    return names

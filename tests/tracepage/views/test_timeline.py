@@ -1,0 +1,72 @@
+"""The timeline of a page: tracks, steps and numbers of known traces, and what a trace of another program may hold."""
+
+import json
+
+from tracepage.readers import chrome_trace
+from tracepage.views import timeline
+
+
+def events(found: dict, track: str) -> list[tuple]:
+    """Start and duration in us, name, group, the other number in us, and the details, of each event of a track."""
+    [numbers] = [each["events"] for each in found["tracks"] if each["name"] == track]
+    rows, start = [], 0
+    for delta, duration, name, group, detail, beside in zip(*(numbers[i::6] for i in range(6)), strict=True):
+        start += delta
+        detail = dict(found["details"][detail])
+        rows.append((start / 1e3, duration / 1e3, found["names"][name], found["groups"][group], beside / 1e3, detail))
+    return rows
+
+
+def test_kernels_have_their_stream_span_and_delay(gpu_profile):
+    found = timeline.of_trace(chrome_trace.load(gpu_profile.with_name("trace_2.json")))
+    assert [track["name"] for track in found["tracks"]] == [
+        "host, thread 1", "host, thread 2 (backward)", "GPU, stream 7", "GPU, stream 8",
+    ]  # fmt: skip
+    kernels = events(found, "GPU, stream 7")
+    assert [row[:5] for row in kernels] == [
+        (20, 30, "gemm", "attention", 6), (50, 5, "add", "residual", 17), (60, 30, "gemm", "attention", 6),
+        (100, 30, "foreach", "optimizer", 15), (131, 59, "gemm", "mlp", 19),
+    ]  # fmt: skip
+    detail = kernels[0][5]
+    assert (detail["operator"], detail["shapes"], detail["phase"]) == ("aten::mm", "[[4, 8], [8, 8]]", "forward")
+    assert [name for name, *_ in found["steps"]] == ["step 1", "step 2"] and found["left_out"] == 0
+
+
+def test_the_longest_events_and_all_kernels_are_kept(monkeypatch, gpu_profile):
+    monkeypatch.setattr(timeline, "EVENTS", 8)
+    trace = chrome_trace.load(gpu_profile.with_name("trace_2.json"))
+    found = timeline.of_trace(trace)
+    names = [found["names"][name] for track in found["tracks"] for name in track["events"][2::6]]
+    assert len(names) == 8 and {"gemm", "foreach"} <= set(names) and "ProfilerStep#0" in names and found["left_out"] == 24 + 6 - 8
+    monkeypatch.setattr(timeline, "EVENTS", 6)
+    assert [track["name"] for track in timeline.of_trace(trace)["tracks"]] == ["GPU, stream 7", "GPU, stream 8"]
+
+
+def test_a_cpu_has_self_times(cpu_trace):
+    trace = chrome_trace.load(cpu_trace)
+    found = timeline.of_trace(trace)
+    [track] = found["tracks"]
+    assert len(track["events"]) == 6 * sum(event.kind != "memory" for event in trace.host)
+    outer = next(row for row in events(found, track["name"]) if row[2] == "aten::linear")
+    assert 0 <= outer[4] < outer[1] and {"attention", "mlp", "optimizer"} <= set(found["groups"])
+
+
+def test_a_trace_of_another_program(tmp_path):
+    """Begin and end make an event, threads have their names, times may be text, what never began is left out."""
+    place = {"pid": 1, "tid": 2}
+    content = [
+        {"ph": "M", "name": "process_name", "pid": 3, "args": None},
+        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "server"}},
+        {"ph": "M", "name": "thread_name", **place, "args": {"name": "main"}},
+        {"ph": "B", "name": "request", "ts": 10, **place},
+        {"ph": "X", "name": "parse", "cat": "text", "ts": "12.0", "dur": "3", "args": {"bytes": 7}, **place},
+        {"ph": "E", "ts": 20, **place},
+        {"ph": "E", "ts": 21, **place},
+        {"ph": "s", "name": "arrow", "ts": 21, **place},
+    ]
+    (tmp_path / "other.json").write_text(json.dumps({"traceEvents": content}))
+    found = events(timeline.of_events(tmp_path / "other.json")[0], "server, main")
+    assert [row[:4] for row in found] == [(0, 10, "request", "event"), (2, 3, "parse", "text")] and found[1][5] == {"bytes": "7"}
+    wrong = [{**content[4], field: value} for field, value in (("dur", []), ("ts", "soon"), ("dur", -1))]
+    (tmp_path / "other.json").write_text(json.dumps({"traceEvents": [*content[1:5], *wrong]}))
+    assert timeline.of_events(tmp_path / "other.json")[2] == 4, "three damaged events, and one without an end"

@@ -1,0 +1,36 @@
+"""Makes one HTML page of a run, or of two side by side.
+
+python page.py pytorch_profiles
+python page.py profile_a.json profile_b.json --output two.html
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tracepage import command_line
+from tracepage.files import writable_file, write_text
+from tracepage.records import step_profile
+from tracepage.show.report import Report
+from tracepage.views import run_page
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path, metavar="A", help="a profile or a trace, or what another profiler wrote")
+    parser.add_argument("other", type=Path, nargs="?", metavar="B", help="another one, beside it on the page")
+    parser.add_argument("--output", type=Path, default=Path("run.html"), metavar="FILE.html", help="default: run.html")
+    options = command_line.parse(parser)
+    output = writable_file(options.output, "--output", (options.run, options.other))
+    write_text(output, report(*(step_profile.find(path) for path in (options.run, options.other) if path)).html())
+    print(f"written: {output}")
+
+
+def report(*paths: Path) -> Report:
+    """The page of one file or of two."""
+    return run_page.compare(paths) if paths[1:] else run_page.build(paths[0])
+
+
+def command() -> None:
+    """`page.py`, and the command of the installed package."""
+    sys.exit(command_line.exit_code(main))

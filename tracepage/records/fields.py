@@ -1,0 +1,113 @@
+"""Fields that the files of several measurements share.
+
+A model of a file is a TypedDict: pydantic checks a file against it, and its content stays plain dictionaries and lists, because a
+file can hold thousands of rows.
+"""
+
+from typing import Annotated, Literal
+
+from tracepage.files import Amount, PositiveAmount
+
+from pydantic import AfterValidator, PositiveInt
+from typing_extensions import NotRequired, TypedDict
+
+
+class Sizes(TypedDict):
+    """Sizes of a model, all of them: the default of today need not be that of the run."""
+
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt
+    num_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    intermediate_size: PositiveInt
+    max_sequence_length: NotRequired[PositiveInt]
+    rope_theta: PositiveAmount
+    rms_norm_eps: PositiveAmount
+    initializer_range: NotRequired[PositiveAmount | None]
+
+
+def _heads_divide(model: Sizes) -> Sizes:
+    hidden, heads, kv_heads = model["hidden_size"], model["num_attention_heads"], model["num_key_value_heads"]
+    if hidden % heads:
+        raise ValueError(f"hidden_size {hidden} is not divisible by num_attention_heads {heads}")
+    if heads % kv_heads:
+        raise ValueError(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
+    return model
+
+
+Model = Annotated[Sizes, AfterValidator(_heads_divide)]
+
+
+class Summary(TypedDict):
+    """Median and spread of some times in ms, as `common.timing.summarize` gives them."""
+
+    median: PositiveAmount
+    p20: PositiveAmount
+    p80: PositiveAmount
+    count: PositiveInt
+
+
+class Compute(TypedDict):
+    compute: Literal["fp32", "fp16", "bf16"]
+
+
+class Precision(Compute):
+    tf32: bool
+
+
+class Device(TypedDict):
+    kind: Literal["cpu", "cuda", "rocm"]
+    name: str
+    memory_mib: PositiveAmount
+    threads: NotRequired[PositiveInt]  # of a CPU
+    multiprocessors: NotRequired[PositiveInt]  # of a GPU
+
+
+class Ceilings(TypedDict):
+    """The highest rates of a device, as `common.training.ceilings.measure` measures them."""
+
+    flops_per_second: PositiveAmount
+    bytes_per_second: PositiveAmount
+    operation_seconds: Amount
+    precision: str  # of the matrix product
+    work: NotRequired[str]  # what reached these FLOP/s, if no matrix product
+
+
+class PeakMemory(TypedDict):
+    peak_mib: Amount
+    kind: str  # what it counts: "GPU allocator" or "process RSS"
+    reserved_mib: NotRequired[Amount]  # on a GPU: what the pools of the allocator held
+
+
+class Timed(PeakMemory):
+    """One process of a cell of a study."""
+
+    step_ms: Summary
+    no_kernels: NotRequired[str]  # why the version's kernels could not run, so that PyTorch's operations were timed
+    joules: NotRequired[PositiveAmount]  # of a step
+
+
+class Header(TypedDict):
+    """The keys that `common.training.record.header` writes at the beginning of every measurement's file."""
+
+    command: str
+    date: str
+    device: Device
+    environment: dict[str, str | None]  # versions of python, platform, torch, cuda, hip
+
+
+class StudyHeader(TypedDict):
+    """The same for a study of many processes, which describe the device; None if none came far enough to do so."""
+
+    command: str
+    date: str
+    device: Device | None
+    environment: dict[str, str | None] | None
+
+
+class Attempted(TypedDict):
+    """The keys of a study's cell that `studies.job_runner` writes."""
+
+    status: Literal["ok", "out of memory", "timed out", "failed", "not run"]
+    reason: str | None  # one line

@@ -1,0 +1,180 @@
+"""The record of a training run (schema tiny-llama-run/1): its fields, its reader, and when two runs may be compared.
+
+`common.training.record` writes it. What a report says of a run is in `tracepage.show.run_facts`.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tracepage import files
+from tracepage.errors import UsageError
+from tracepage.files import Amount, Number, PositiveAmount
+from tracepage.records.fields import Ceilings, Header, Model, PeakMemory, Precision, Summary
+
+from pydantic import AfterValidator, NonNegativeInt, PositiveInt
+from typing_extensions import NotRequired, TypedDict, TypeIs
+
+
+class Steps(TypedDict):
+    all: list[Amount]  # ms of each step
+    profiled: NonNegativeInt  # how many of them, the last ones, ran under the profiler
+
+
+class TimedSteps(Steps, Summary):
+    """The summary is of the steps without the profiler, or of all if there are no others."""
+
+
+def _agrees(steps: TimedSteps) -> TimedSteps:
+    """A summary that is not that of its own steps makes every comparison wrong."""
+    times = steps["all"][: max(0, len(steps["all"]) - steps["profiled"])] or steps["all"]
+    if steps["count"] != len(times):
+        raise ValueError(f"count is {steps['count']}, but {len(times)} steps count")
+    if not math.isclose(steps["median"], statistics.median(times), rel_tol=1e-6):
+        raise ValueError(f"median is {steps['median']:g}, but that of the steps is {statistics.median(times):g}")
+    if steps["p20"] > steps["p80"]:
+        raise ValueError("p20 is above p80")
+    return steps
+
+
+class Loss(TypedDict):
+    uniform: Amount  # nats, of a guess among all tokens
+    all: list[Number]  # nats, of each step
+    own: NotRequired[PositiveInt]  # how many of them, the last ones, are the first process's: another had ended
+
+
+class Training(TypedDict):
+    preset: str
+    batch_size: PositiveInt
+    sequence_length: PositiveInt
+    num_steps: PositiveInt
+    warmup_steps: NonNegativeInt
+    learning_rate: Amount
+    lr_schedule: NotRequired[str]  # in words; constant in older records
+    seed: int
+    first_step: NotRequired[PositiveInt]  # above 1 in a run that went on from a checkpoint
+    world_size: NotRequired[PositiveInt]  # processes, each with `batch_size` sequences; 1 in older records
+    parallel: NotRequired[str | None]  # how several processes trained together
+
+
+class Run(Header):
+    """What the record of every run holds."""
+
+    schema: Literal["tiny-llama-run/1"]
+    status: str  # completed, interrupted, or "failed: ..."
+    version: str
+    model: Model
+    training: Training
+    settings: NotRequired[dict[str, Any]]  # the switches of the version
+    precision: Precision
+    data: dict[str, Any]  # name, tokens, sha256, and entropy_floor in nats where it is known
+    parameters: PositiveInt
+    flops_per_step: dict[Literal["forward", "backward", "total"], PositiveInt]
+    ceilings: Ceilings | None
+    phases_ms: NotRequired[dict[str, Summary]]
+    memory: PeakMemory
+    loss: Loss
+    ranks: NotRequired[dict[str, list[Amount]]]  # of every process: forward_ms without waiting, step_ms (median), peak_mib
+
+
+class RunRecord(Run):
+    """A run of any length, even one that failed in its first step."""
+
+    step_ms: Steps
+
+
+class TimedRun(Run):
+    """A run that finished at least one step."""
+
+    step_ms: Annotated[TimedSteps, AfterValidator(_agrees)]
+    tokens_per_second: PositiveAmount
+    flops_per_second: PositiveAmount
+    mfu: dict[str, Any] | None  # as it was written; older records may hold a share of a measured GEMM
+
+
+SCHEMA = files.schema_of(RunRecord)
+
+
+def read(path: Path) -> RunRecord | TimedRun:
+    """The record of a run. UsageError: the file is missing, damaged, or not a record of a run."""
+    return check(path, files.read(path, RunRecord))
+
+
+def read_timed(path: Path) -> TimedRun:
+    """The record of a run that finished at least one step. UsageError: the file is missing, damaged, or no such record."""
+    run = read(path)
+    if not finished(run):
+        raise UsageError(f"{path} is the record of a run that finished no step ({run['status']})")
+    return run
+
+
+def check(path: Path, run: RunRecord) -> RunRecord | TimedRun:
+    """A record in `path`, unchanged, if it also fits TimedRun where it has a finished step. UsageError: it does not."""
+    return files.check(path, run, TimedRun) if finished(run) else run
+
+
+def finished(run: RunRecord | TimedRun) -> TypeIs[TimedRun]:
+    """Whether the run finished at least one step."""
+    return bool(run["step_ms"]["all"])
+
+
+def processes(run: Run) -> int:
+    """How many processes trained together."""
+    return run["training"].get("world_size", 1)
+
+
+def identity(run: Run) -> dict[str, Any]:
+    """The conditions that two runs must share for their step times to be compared, by name."""
+    device = {key: run["device"].get(key) for key in ("kind", "name", "threads", "multiprocessors")}
+    named = {
+        "version": run["version"],
+        "sequence length": run["training"]["sequence_length"],
+        "torch": run["environment"]["torch"],
+        "processes": processes(run),
+        "parallel": run["training"].get("parallel"),
+    }
+    groups = {"device": device, "model": run["model"], "precision": run["precision"]}
+    return named | {f"{group} {key}": value for group, values in groups.items() for key, value in values.items()}
+
+
+def unusable(path: Path, run: RunRecord | TimedRun) -> list[str]:
+    """Why this run's step times cannot be used."""
+    if run["status"] != "completed":
+        return [f"{path.name} was not completed ({run['status']})"]
+    if run["step_ms"]["profiled"] >= len(run["step_ms"]["all"]):
+        return [f"all steps of {path.name} ran under the profiler, which slows them"]
+    return []
+
+
+def conditions(run: Run) -> dict[str, Any]:
+    """The conditions that a step's time depends on, besides the code."""
+    return {"batch size": run["training"]["batch_size"]} | {k: v for k, v in identity(run).items() if k != "version"}
+
+
+def training_inputs(run: Run) -> dict[str, Any]:
+    """The inputs that a loss curve depends on besides the code, if the conditions above are equal."""
+    training = {key.replace("_", " "): run["training"][key] for key in ("seed", "learning_rate")}
+    training |= {"first step": run["training"].get("first_step", 1)}
+    given = {"data": run["data"]["name"], "data sha256": run["data"]["sha256"][:12]}
+    return given | training | {"learning rate schedule": run["training"].get("lr_schedule", "constant")}
+
+
+def differences(ours: Mapping[str, object], theirs: Mapping[str, object]) -> list[str]:
+    """Conditions or inputs that differ between two runs, each with both values."""
+    return [f"{name} ({ours[name]} and {theirs.get(name)})" for name in ours if ours[name] != theirs.get(name)]
+
+
+def require_equal(paths: tuple[Path, Path], conditions: tuple[Mapping[str, object], Mapping[str, object]], but: str) -> None:
+    """Raises UsageError, with both values, if two runs differ in a condition; the message says that they may in `but`."""
+    if differing := differences(*conditions):
+        raise UsageError(
+            f"{paths[0]} and {paths[1]} differ in more than {but}: {', '.join(differing)}; give runs that are otherwise equal"
+        )
+
+
+def loss_difference(before: TimedRun, after: TimedRun) -> tuple[float, int]:
+    """The largest difference in nats over the steps that both have, and how many these are."""
+    pairs = list(zip(before["loss"]["all"], after["loss"]["all"], strict=False))
+    return max(abs(ours - theirs) for ours, theirs in pairs), len(pairs)

@@ -1,0 +1,113 @@
+"""The profile of a few training steps (schema tiny-llama-profile/1): its fields and its reader.
+
+`common.training.profiler` writes it. Times are in us and, like calls and bytes, added up over the profiled steps.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tracepage import files
+from tracepage.errors import UsageError
+from tracepage.files import Amount, Number, PositiveAmount
+from tracepage.records.run_record import Run, RunRecord, TimedRun
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+from typing_extensions import NotRequired, TypedDict
+
+
+class Operator(TypedDict):
+    """All calls of an operator with the same shapes in one span and phase."""
+
+    name: str
+    span: str
+    phase: str
+    input_shapes: str  # JSON: one shape of each argument; an argument that is a list of tensors has several
+    input_types: str  # JSON, as the shapes
+    calls: PositiveInt
+    cpu_us: Amount
+    self_cpu_us: Number  # can be some ns below 0, by the resolution of the timestamps
+    device_us: Amount
+    self_device_us: Amount
+    allocated_bytes: int  # less what was released
+
+
+class Kernel(TypedDict):
+    """All calls of a kernel, copy or fill of a GPU in one span and phase."""
+
+    name: str
+    span: str
+    phase: str
+    calls: PositiveInt
+    device_us: Amount
+
+
+class Sums(TypedDict):
+    """The part of a profile that `tracepage.readers.chrome_trace` makes of a trace."""
+
+    profiled_steps: NonNegativeInt
+    step_us: list[PositiveAmount]  # wall time of each step
+    operators: list[Operator]
+    kernels: list[Kernel]  # none on a CPU
+    device_busy_us: Amount  # time in which at least one kernel ran
+    launch: dict[Literal["count", "mean_delay_us"], Number]  # of kernels; from the launching call to the start, by two clocks
+    memory_peak_bytes: NonNegativeInt | None  # with --profile-memory
+
+
+class Profile(Sums):
+    schema: Literal["tiny-llama-profile/1"]
+    run: TimedRun
+    trace: Annotated[str, Field(pattern=r"^[\w.-]{1,60}$")]  # name of the trace beside the profile
+    attention_only: bool  # whether only the operators and kernels of attention were kept
+    operator_flops: NotRequired[dict[str, Amount]]  # with --profile-with-flops: by operator, as torch.profiler counts them
+
+
+class Profiled(TypedDict):
+    """The part of a profile about its run, which may have ended before its first step was profiled."""
+
+    schema: Literal["tiny-llama-profile/1"]
+    run: RunRecord
+    attention_only: bool
+    profiled_steps: NonNegativeInt
+
+
+SCHEMA = files.schema_of(Profile)
+
+
+def find(path: Path) -> Path:
+    """The profile itself, or the newest one in a folder. UsageError: there is none."""
+    if not path.exists():
+        raise UsageError(f"{path} does not exist: give a profile_*.json or a folder that holds some")
+    profiles = sorted(path.glob("profile_*.json")) if path.is_dir() else [path]
+    if not profiles:
+        raise UsageError(f"{path} holds no profile_*.json: make one with --enable-pytorch-profiler --profile-dir {path}")
+    return profiles[-1]
+
+
+def read(path: Path) -> Profile:
+    """A profile_*.json. UsageError: the file is missing, damaged, not a profile, or holds no finished step."""
+    profile = files.read(path, Profile)
+    if not profile["profiled_steps"] or not profile["operators"]:
+        raise UsageError(f"{path} holds no profiled step: its run was stopped early; profile again")
+    return profile
+
+
+def events(path: Path, run: Run) -> Path:
+    """The folder of TensorBoard's event files beside a profile; TensorBoard shows its name as that of the run."""
+    training, stamp = run["training"], path.stem.removeprefix("profile_")
+    shape = f"{training['batch_size']}x{training['sequence_length']}"
+    return path.with_name(f"run_{run['version']}_{training['preset']}_{run['precision']['compute']}_{shape}_{stamp}")
+
+
+def span_milliseconds(profile: Sums) -> dict[str, dict[str, float]]:
+    """Self time per step in ms, by span and within it by phase (forward, backward, optimizer, other); largest span first."""
+    added: dict[str, dict[str, float]] = {}
+    for operator in profile["operators"]:
+        phases = added.setdefault(operator["span"], {})
+        milliseconds = operator["self_device_us" if profile["kernels"] else "self_cpu_us"] / profile["profiled_steps"] / 1e3
+        phases[operator["phase"]] = phases.get(operator["phase"], 0.0) + milliseconds
+    return dict(sorted(added.items(), key=lambda item: -sum(item[1].values())))
+
+
+def idle_percent(profile: Sums) -> float | None:
+    """The share of the profiled steps' time in which no kernel ran; None on a CPU."""
+    return 100 * (1 - profile["device_busy_us"] / sum(profile["step_us"])) if profile["kernels"] else None

@@ -1,0 +1,185 @@
+"""The files of the studies: the fields of each schema, checked when a file is read.
+
+benchmark.json, fusion_ablation.json, a benchmark of kernels, flops_profile.json and predictions.json.
+Unknown keys are allowed, and kept. Times are in ms.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from tracepage import files
+from tracepage.errors import UsageError
+from tracepage.files import Amount, Number, PositiveAmount
+from tracepage.records.fields import Attempted, Ceilings, Compute, Header, Model, Precision, StudyHeader, Summary, Timed
+from tracepage.records.run_record import TimedRun
+
+from pydantic import Field, PositiveInt
+from typing_extensions import NotRequired, TypedDict
+
+Metric = Literal["throughput", "memory", "accuracy", "energy"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+Sizes = Annotated[list[PositiveInt], Field(min_length=1)]
+Names = Annotated[list[str], Field(min_length=1)]
+
+
+class BenchmarkCell(Attempted):
+    model: str
+    batch_size: PositiveInt
+    sequence_length: PositiveInt
+    runs: list[Timed]
+
+
+class Accuracy(Attempted):
+    """At the smallest shape. The other keys are there if the status is "ok"; an error can be infinite."""
+
+    model: str
+    batch_size: PositiveInt
+    sequence_length: PositiveInt
+    logits_error: NotRequired[float]
+    gradient_error: NotRequired[float]  # the largest of all gradients
+    gradient: NotRequired[str]  # the parameter that it belongs to
+
+
+class Benchmark(StudyHeader):
+    schema: Literal["tiny-llama-benchmark/1"]
+    status: Literal["completed", "interrupted"]
+    packages: dict[str, str]  # versions of the packages that the external baselines need
+    model: Model
+    precision: Compute
+    models: Names
+    metrics: Annotated[list[Metric], Field(min_length=1)]
+    batch_sizes: Sizes
+    sequence_lengths: Sizes
+    steps: PositiveInt
+    repeats: PositiveInt
+    cells: list[BenchmarkCell]  # one for each model and shape, the smallest shape first
+    accuracy: list[Accuracy]
+
+
+class Combination(TypedDict):
+    fusions: dict[str, bool]  # qkv_fusion, flash_attention, swiglu_fusion, torch_compile
+    step_ms: Summary
+    round_ms: Annotated[list[PositiveAmount], Field(min_length=1)]  # median of each round
+    peak_mib: PositiveAmount | None
+    launches_per_step: PositiveAmount | None  # None if the study was ended before the launches were counted
+    loss: Number | None  # nats; None as the launches
+    steps: PositiveInt  # trained, until that loss where there is one
+
+
+class Shape(TypedDict):
+    batch_size: PositiveInt
+    sequence_length: PositiveInt
+    seed: int
+
+
+class Ablation(Header):
+    """The first combination is the one without fusions."""
+
+    schema: Literal["tiny-llama-ablation/1"]
+    version: str
+    model: Model
+    settings: NotRequired[dict[str, Any]]  # {"capture_step": true} if the steps were captured
+    training: Shape
+    precision: Compute
+    rounds: PositiveInt
+    steps_per_round: PositiveInt
+    left_out: str | None  # why there are no combinations with torch_compile
+    counted: Literal["kernels", "operators"]  # by launches_per_step: kernels on a GPU, operators on a CPU
+    notes: list[str]  # what to know about that count, and whether the study was stopped early
+    combinations: Annotated[list[Combination], Field(min_length=2)]
+
+
+def read_benchmark(path: Path) -> Benchmark:
+    """UsageError: the file is missing, damaged, or a cell that is ok holds no run, or no device is known."""
+    study = files.read(path, Benchmark)
+    for number, cell in enumerate(study["cells"]):
+        if cell["status"] == "ok" and not (cell["runs"] and study["device"] and study["environment"]):
+            raise UsageError(f"{path}: cells.{number}: nothing was measured, but the status is ok")
+    return study
+
+
+class TimedKernel(TypedDict):
+    """One contender at one operation and shape."""
+
+    operation: str
+    batch_size: PositiveInt
+    sequence_length: PositiveInt
+    hidden_size: PositiveInt
+    unit: Literal["GB/s", "TFLOP/s"]
+    amount: PositiveInt  # bytes or FLOPs, by `unit`
+    contender: Literal["kernel", "eager", "compiled", "liger", "cudnn", "flash"]
+    host_ms: Summary
+    gpu_ms: Summary | None
+    peak_mib: Amount | None
+
+
+class KernelBenchmark(Header):
+    """Each operation and shape has a row of kernel and one of eager."""
+
+    schema: Literal["tiny-llama-kernel-benchmark/1"]
+    precision: Precision
+    ceilings: Ceilings
+    rows: list[TimedKernel]
+
+
+def kernel_shape(row: TimedKernel) -> tuple[str, int, int, int]:
+    """The operation and its B, S and D."""
+    return row["operation"], row["batch_size"], row["sequence_length"], row["hidden_size"]
+
+
+class Decoding(Header):
+    """Text that one process wrote (decoding/generate.py): one pass over the prompt, then a step for each token."""
+
+    schema: Literal["tiny-llama-decoding/1"]
+    preset: str
+    model: Model
+    precision: Compute
+    operations: str  # the version whose they are, or "fused"
+    mode: Literal["eager", "captured"]
+    prompt_tokens: PositiveInt
+    tokens: PositiveInt
+    prefill_ms: Summary
+    token_ms: Summary
+    weight_bytes: PositiveInt
+    cache_bytes: PositiveInt  # of a mean step
+    token_intensity: PositiveAmount  # FLOPs by formula / bytes
+    prefill_flops: PositiveInt
+    prefill_intensity: PositiveAmount  # its bytes: the weights once, and the cache that it writes
+    bytes_per_second: PositiveAmount  # of a step
+    copy_percent: PositiveAmount | None  # that rate in percent of a measured copy
+    ceilings: Ceilings | None
+
+
+class Work(TypedDict):
+    """A span or an operator in a mean step under the profiler (`roofline.Point`); None where it is not known."""
+
+    name: str
+    flops: Amount | None
+    bytes: Amount | None
+    seconds: PositiveAmount
+    group: str
+
+
+class FlopCounts(TypedDict):
+    """flops_profile.json."""
+
+    schema: Literal["tiny-llama-flops/1"]
+    counts: Annotated[list[dict[str, Any]], Field(min_length=1)]  # FLOPs of a step by counter; the first is the reference
+    parts: dict[Literal["causal", "full"], dict[str, PositiveInt]]  # forward FLOPs: needed, and executed by code that masks
+    run: TimedRun
+    work: NotRequired[list[Work]]
+
+
+class Prediction(TypedDict):
+    """A guess of what a change gains, made before the change."""
+
+    profile: str  # path, as it was given
+    profiled: str  # date of its run, by which --check finds the guess
+    change: Annotated[str, Field(min_length=1)]  # of `optimization_targets.CHANGES`
+    expected: PositiveAmount  # times as fast
+    bound: PositiveAmount | None  # None where no ceiling is known
+
+
+class Predictions(TypedDict):
+    schema: Literal["tiny-llama-predictions/1"]
+    predictions: Annotated[list[Prediction], Field(min_length=1)]

@@ -1,0 +1,54 @@
+"""Figures as PNG files or inline SVG, drawn without a display and without pyplot's global state."""
+
+import html
+import io
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tracepage.files import write_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Colours that people with any colour vision tell apart (Okabe and Ito 2008, "Color Universal Design").
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, BLACK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000"
+LINES = (BLACK, BLUE, SKY, VERMILION, GREEN, ORANGE, PURPLE)
+MARKERS = "osD^v<>"
+
+
+def style(number: int) -> dict[str, str]:
+    """Colour and marker of a figure's line by its number; 49 lines can be told apart."""
+    return {"color": LINES[number % 7], "marker": MARKERS[(number + number // 7) % 7]}
+
+
+def new(width: float, height: float) -> "Figure":
+    """An empty figure of width x height inches that arranges its axes so that no label is cut off."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(path: Path, figure: "Figure") -> None:
+    """Draws the PNG, and writes it as `files.write_bytes` does."""
+    drawing = io.BytesIO()
+    figure.savefig(drawing, format="png", dpi=140)
+    write_bytes(path, drawing.getvalue())
+
+
+def svg(figure: "Figure", name: str, description: str) -> str:
+    """The figure as an <svg> element for an HTML page: it fills the width it is given, and text stays text.
+
+    A figure made anew from the same data gives the same string: no date, and no random ids. All ids begin with `name`, which is
+    unique in the page; the description is for those who cannot see the figure.
+    """
+    import matplotlib
+
+    text = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    drawing = re.sub(r'((?<= id=")|(?<=url\(#)|(?<=href="#))', f"{name}-", text.getvalue())
+    head, body = drawing[drawing.index("<svg") :].split(">", 1)
+    size = head[head.index('viewBox="') :].split('"')[1]
+    label = html.escape(description)
+    return f'<svg id="{name}" role="img" viewBox="{size}" xmlns:xlink="http://www.w3.org/1999/xlink"><title>{label}</title>{body}'

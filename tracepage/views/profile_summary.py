@@ -1,0 +1,144 @@
+"""Summaries of profiles: time by span, kernels and operators of a mean step.
+
+`run_pytorch_profiler.py --analyze-existing` prints the report and `--generate-report` writes it as report.md. The flag
+`--profile-operators` prints the table of operators.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tracepage.readers import pytorch
+from tracepage.records import step_profile
+from tracepage.records.step_profile import Profile
+from tracepage.show import run_facts, tables
+from tracepage.show.report import Report
+from tracepage.views.launches import kernel_rows, summary
+
+import pandas
+
+ROWS = 20  # in the tables of kernels and operators
+# torch.profiler's names for sort keys -> keys of an operator; `cuda_` is today's `device_`. On a CPU device time is CPU time.
+SORT_KEYS = {
+    "cpu_time_total": "cpu_us", "self_cpu_time_total": "self_cpu_us", "cuda_time_total": "device_us",
+    "self_cuda_time_total": "self_device_us", "device_time_total": "device_us", "self_device_time_total": "self_device_us",
+    "cpu_memory_usage": "allocated_bytes", "cuda_memory_usage": "allocated_bytes", "device_memory_usage": "allocated_bytes",
+    "count": "calls",
+}  # fmt: skip
+LABELS = {
+    "self_cpu_us": "self CPU", "cpu_us": "CPU", "self_device_us": "self GPU", "device_us": "GPU",
+    "allocated_bytes": "MiB allocated", "calls": "calls",
+}  # fmt: skip
+FLOPS_NOTE = (
+    "GFLOP is what torch.profiler counts: matrix products, convolutions, additions and multiplications. Fused attention, Triton "
+    "kernels and all else count as 0, and so does a step that is replayed as a graph. The FLOPs of the model are in the record."
+)
+
+
+def report(paths: Iterable[Path], sort_by: str | None = None) -> Report:
+    """A report with a section for each profile; `sort_by` is a key of SORT_KEYS for the operators, or None for the self time on
+    the device that ran the work.
+    """
+    result = Report("Profiles")
+    for path in paths:
+        add_section(result, path, step_profile.read(path), sort_by)
+    return result
+
+
+def write(paths: Sequence[Path], sort_by: str | None = None) -> list[Path]:
+    """Writes report.md into the folder of each profile; it has a section for each of `paths` in that folder."""
+    folders = dict.fromkeys(path.parent for path in paths)
+    reports = {folder: report([path for path in paths if path.parent == folder], sort_by) for folder in folders}
+    return [path for folder, each in reports.items() for path in each.write(folder, "report", ("md",), "--generate-report")]
+
+
+def operators(profile: Profile, sort_by: str | None = None) -> Report:
+    """The table of operators alone."""
+    result = Report("Operators")
+    _add_operators(result, profile, sort_by)
+    return result
+
+
+def add_section(report: Report, path: Path, profile: Profile, sort_by: str | None = None) -> None:
+    """Adds conditions, time by span, kernels of a GPU, and operators."""
+    report.section(path.name)
+    report.text(f"{conditions(profile)}. Command: `{profile['run']['command']}`")
+    where = "on the GPU" if profile["kernels"] else "in operators on the CPU"
+    report.table(*span_rows(profile), title=f"Time {where} in a mean step")
+    if profile["kernels"]:
+        header, rows = kernel_rows(summary(pytorch.read_profile(path, profile)), "kernel", profile["profiled_steps"])
+        report.table(header, rows, title=_title("Kernels", profile, rows), code=["kernel"], top=ROWS)
+        idle = f"{step_profile.idle_percent(profile):.1f} % of the step"
+        report.text(f"{launches(profile)} The GPU is idle {idle}. It idles less without the profiler, which slows the host.")
+    _add_operators(report, profile, sort_by)
+
+
+def _add_operators(report: Report, profile: Profile, sort_by: str | None) -> None:
+    header, rows, column = operator_rows(profile, sort_by)
+    rows = [[round(cell, 4) if isinstance(cell, float) else cell for cell in row] for row in rows]  # no 3.81e-06 MiB
+    report.table(header, rows, title=f"{_title('Operators', profile, rows)}, sorted by {LABELS[column]}", top=ROWS)
+    if "operator_flops" in profile:
+        report.text(FLOPS_NOTE)
+
+
+def _title(what: str, profile: Profile, rows: list) -> str:
+    part = " of attention" if profile["attention_only"] else ""
+    return f"{what}{part} in a mean step, {min(ROWS, len(rows))} of {len(rows)}"
+
+
+def operator_rows(profile: Profile, sort_by: str | None = None) -> tuple[list[str], list[list[Any]], str]:
+    """The operators of a profile, added up over spans, phases and shapes: header, rows (largest first, per step), and the key of
+    an operator by which they are sorted.
+    """
+    on_gpu, steps = bool(profile["kernels"]), profile["profiled_steps"]
+    column = SORT_KEYS[sort_by or "self_device_time_total"]
+    if not on_gpu:
+        column = column.replace("device", "cpu")
+    added = pandas.DataFrame(profile["operators"]).groupby("name", sort=False)[list(LABELS)].sum() / steps
+    added = added.sort_values(column, ascending=False, kind="stable")
+    times = ["self_cpu_us", "cpu_us", *(["self_device_us", "device_us"] if on_gpu else [])]
+    own = added["self_device_us" if on_gpu else "self_cpu_us"]
+    unit, factor = tables.time_unit(added[times].to_numpy().max() / 1e3)
+    columns: dict[str, Iterable] = {"operator": added.index, "calls": added.calls}
+    columns |= {f"{LABELS[key]} {unit}": added[key] / 1e3 * factor for key in times}
+    columns["share %"] = 100 * own / (own.sum() or 1)
+    if profile["memory_peak_bytes"] is not None:
+        columns[LABELS["allocated_bytes"]] = added.allocated_bytes / 2**20
+    if (flops := profile.get("operator_flops")) is not None:
+        columns["GFLOP"] = [flops.get(name, 0) / steps / 1e9 for name in added.index]
+    return list(columns), [list(row) for row in zip(*columns.values(), strict=True)], column
+
+
+def span_rows(profile: Profile) -> tables.Table:
+    """Header and rows of the time of a mean step by span, and the time outside all operators (on a GPU: when it is idle)."""
+    on_gpu, wall = bool(profile["kernels"]), sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
+    unit, factor = tables.time_unit(wall)
+    body: list[list[Any]] = [
+        [span, phases.get("forward", 0.0), phases.get("backward", 0.0), sum(phases.values())]
+        for span, phases in step_profile.span_milliseconds(profile).items()
+    ]
+    if not profile["attention_only"]:
+        covered = profile["device_busy_us"] / profile["profiled_steps"] / 1e3 if on_gpu else sum(row[3] for row in body)
+        body.append(["idle GPU" if on_gpu else "outside operators (Python)", None, None, wall - covered])
+    header = ["span", *(f"{name} {unit}" for name in ("forward", "backward", "total")), "% of step"]
+    return header, [[row[0], *(ms and ms * factor for ms in row[1:]), 100 * row[3] / wall] for row in body]
+
+
+def conditions(profile: Profile) -> str:
+    """Version and conditions of a profiled run, and the time of a step with and without the profiler."""
+    run, steps, timed = profile["run"], profile["profiled_steps"], profile["run"]["step_ms"]
+    clean = f"unprofiled: median {tables.format_time(timed['median'])}, {tables.counted(timed['count'], 'step')}"
+    return (
+        f"{run['version']}, {run_facts.describe(run)}; {tables.counted(steps, 'profiled step')} of "
+        f"{tables.format_time(sum(profile['step_us']) / steps / 1e3)} "
+        f"({clean if len(timed['all']) > timed['profiled'] else 'no other steps'})"
+    )
+
+
+def launches(profile: Profile) -> str:
+    """The number of launches in a step, and the mean delay from the launching call to the start."""
+    launch = profile["launch"]
+    whole = " (the whole step)" if profile["attention_only"] else ""
+    delay = tables.format_time(launch["mean_delay_us"] / 1e3)
+    count = launch["count"] / profile["profiled_steps"]
+    return f"A step launches {count:,.0f} kernels, copies and fills{whole}. Each starts {delay} after its launch call on average."
