@@ -14,8 +14,7 @@ launch_cost.json has three lists:
 import sys
 from pathlib import Path
 
-ROOT = next((folder for folder in Path(__file__).resolve().parents if (folder / "common/cli.py").is_file()), None)
-sys.path.insert(0, str(ROOT or sys.exit("error: no `common` above this file: run it inside a clone of the whole workshop")))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the root of this clone
 
 import argparse
 import functools
@@ -24,7 +23,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from common import cli
+from common import ROOT, cli
 from common import device as devices
 from common.config import PRESETS
 from common.options import Options
@@ -122,7 +121,7 @@ def chains(device: torch.device) -> list[dict[str, Any]]:
 def steps(preset: str, device: torch.device) -> list[dict[str, Any]]:
     made: dict[str, Callable[[], object]] = {}
     for name, (path, *flags) in VERSIONS.items():
-        version = version_files.load(Path(f"{ROOT}/{path}"))
+        version = version_files.load(ROOT / path)
         wanted = version_files.parser(None).parse_args(["--preset", preset, "--use-amp"])
         options: Options = version_files.switched(version, version_files.resolve(wanted), *flags)
         model = version.make_model(options).to(device)
