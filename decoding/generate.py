@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import exercise_tools as exercises
-from common import cli, flops, weights
+from common import cli, weights
 from common import device as devices
 from common.config import ModelConfig
 from common.options import Options
@@ -29,6 +29,7 @@ from common.timing import benchmark, summarize
 from common.training import capture, ceilings, record
 from studies import version_files
 from tracepage import files
+from tracepage.cost import flops
 from tracepage.errors import UsageError
 from tracepage.records.study_files import Decoding
 

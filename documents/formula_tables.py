@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from common import config, flops, footprint
+from common import config
 from common.config import PRESETS, ModelConfig
-from tracepage.cost import peaks
+from tracepage.cost import flops, footprint, peaks
 from tracepage.show.tables import markdown
 
 MIB = 2**20

@@ -10,11 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from common import footprint
 from common.config import ModelConfig
 from documents import versions
 from tracepage import files
-from tracepage.cost import peaks
+from tracepage.cost import footprint, peaks
 from tracepage.errors import UsageError
 from tracepage.readers import chrome_trace, kernel_names
 from tracepage.records import step_profile

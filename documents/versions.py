@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from common import flops
 from common.config import PRESETS, ModelConfig
 from documents.rows import conditions
 from tracepage import files
+from tracepage.cost import flops
 from tracepage.errors import UsageError
 from tracepage.readers import chrome_trace, kernel_names
 from tracepage.show import run_facts, tables

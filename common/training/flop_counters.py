@@ -1,6 +1,6 @@
 """Three counts of the same FLOPs: by formula, by PyTorch's FlopCounterMode, by DeepSpeed's profiler.
 
-The formula is the reference (`common.flops`). FlopCounterMode watches the operators that run, forward and
+The formula is the reference (`tracepage.cost.flops`). FlopCounterMode watches the operators that run, forward and
 backward: the matrix products, and fused attention by a formula that takes all S x S pairs, as an eager model computes them, and
 in the backward pass the scores a second time, as such a kernel computes them. DeepSpeed patches `torch` functions by name and
 watches one forward pass, attention with all S x S pairs too. Its count adds functions such as silu (not methods such as
@@ -20,10 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from common import flops
 from common.config import ModelConfig
 from common.training import distributed
 from tracepage import files
+from tracepage.cost import flops
 from tracepage.records import step_profile
 from tracepage.records.run_record import TimedRun
 from tracepage.records.study_files import FlopCounts, Work

@@ -10,12 +10,12 @@ from types import ModuleType
 from typing import Any, cast
 
 from common import device as devices
-from common import flops, ranks, schedule
+from common import ranks, schedule
 from common.config import ModelConfig
 from common.data import Dataset
 from common.options import Options
 from common.timing import summarize
-from tracepage.cost import peaks
+from tracepage.cost import flops, peaks
 from tracepage.records import run_record
 from tracepage.records.fields import Summary
 from tracepage.records.run_record import RunRecord, TimedRun

@@ -6,8 +6,8 @@ device: so one graph holds every step.
 
 import math
 
-from common import flops
 from common.config import ModelConfig
+from tracepage.cost import flops
 
 import torch
 from torch import Tensor

@@ -3,12 +3,12 @@
 import json
 import xml.etree.ElementTree as ElementTree
 
-from common import footprint
 from common.config import ModelConfig
 from documents import pictures, rewrite
 from tests import records
 from tests.conftest import texts
 from tests.small_traces import gpu_trace
+from tracepage.cost import footprint
 from tracepage.errors import UsageError
 from tracepage.files import write_json
 

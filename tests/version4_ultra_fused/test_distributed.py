@@ -3,9 +3,9 @@
 import re
 import runpy
 
-from common import flops
 from common.config import resolve
 from tests.conftest import ROOT, cells
+from tracepage.cost import flops
 
 import pytest
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tracepage.cost import flops, footprint
 from tracepage.errors import UsageError
 from tracepage.records import run_record, step_profile
 from tracepage.records.run_record import TimedRun
@@ -27,7 +28,6 @@ from tracepage.show.tables import format_number
 import numpy
 
 MIB = 2**20
-FLOAT = 4  # bytes
 LEAST = 3  # lengths that a parabola needs
 MAY_DIFFER = ("sequence length", "model max_sequence_length", "flash_attention")  # the rotary tables' length follows S
 SIZE_COLUMNS = ["B", "ms/step", "p20", "p80", "tokens/s", "peak MiB", "TFLOP/s", "MFU %", "% of measured GEMM"]
@@ -162,18 +162,13 @@ def _run(path: Path, profile: step_profile.Profile) -> Run:
         raise UsageError(f"{path} was recorded without memory: profile again with --enable-memory-profiling")
     if len(record["step_ms"]["all"]) <= profile["profiled_steps"]:
         raise UsageError(f"{path} has the first step, which allocates the moments: take --num-steps 3 or more")
-    lasting = lasting_bytes(record) if profile["kernels"] else 0
+    states = footprint.states(flops.sizes(record["model"]))
+    lasting = states["weights"] + states["adamw"] if profile["kernels"] else 0
     if peak <= lasting:
         raise UsageError(f"{path}: memory_peak_bytes: {peak} bytes are no more than weights and moments take ({lasting})")
     flash = record["settings"].get("flash_attention")
     attention = "" if flash is None else ", flash attention" if flash else ", plain attention"
     return Run(f"{record['version']}{attention}", record["training"]["sequence_length"], peak, peak - lasting, path, record)
-
-
-def lasting_bytes(record: TimedRun) -> int:
-    """Bytes of float32 weights and AdamW's two moments, and of its step counter, one a tensor: nine a layer, and two."""
-    tensors = 9 * record["model"]["num_layers"] + 2
-    return FLOAT * (3 * record["parameters"] + tensors)
 
 
 def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:

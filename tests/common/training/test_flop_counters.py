@@ -1,8 +1,8 @@
 """FLOPs of Version 2 by counters that do not know its formulas."""
 
-from common import flops
 from common.training import flop_counters
 from tests import models
+from tracepage.cost import flops
 from version2_pytorch_fused import tiny_llama_v2
 
 import pytest

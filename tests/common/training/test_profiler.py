@@ -5,11 +5,11 @@ import json
 import os
 import signal
 
-from common import flops
 from common.config import ModelConfig
 from common.training import profile_files, profiler
 from common.training.run import Run
 from tests.conftest import TINY, V1, run_options
+from tracepage.cost import flops
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest

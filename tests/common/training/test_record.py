@@ -3,10 +3,11 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
-from common import data, flops
+from common import data
 from common.precision import Precision
 from common.training import record, run
 from tests.conftest import run_options
+from tracepage.cost import flops
 from tracepage.show import run_facts
 from version1_pytorch_baseline import tiny_llama_v1
 

@@ -1,10 +1,9 @@
 """FLOPs and bytes of ATen operators, and the ceiling that bounds a call."""
 
-from common import flops
 from common.config import ModelConfig
 from tests import models
 from tests.small_traces import BATCH, CEILINGS, CONFIG, LENGTH, write_profile
-from tracepage.cost import operators
+from tracepage.cost import flops, operators
 
 import pytest
 

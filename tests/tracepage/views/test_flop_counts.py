@@ -4,9 +4,9 @@ import csv
 import json
 from pathlib import Path
 
-from common import flops
 from common.config import ModelConfig
 from tests.records import profile, record
+from tracepage.cost import flops
 from tracepage.errors import UsageError
 from tracepage.views import flop_counts
 

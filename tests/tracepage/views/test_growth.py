@@ -5,10 +5,10 @@ import math
 import os
 from pathlib import Path
 
-from common import flops, footprint
 from common.config import ModelConfig
 from tests.conftest import ROOT, TINY, V1
 from tests.records import record, save_profile
+from tracepage.cost import flops, footprint
 from tracepage.errors import UsageError
 from tracepage.files import read_json
 from tracepage.views import growth

@@ -1,9 +1,8 @@
 """The roofline: points under it, its figure, and the commands that show it."""
 
-from common import flops
 from common.config import ModelConfig
 from tests.conftest import ROOT, TINY
-from tracepage.cost import operators
+from tracepage.cost import flops, operators
 from tracepage.errors import UsageError
 from tracepage.records import step_profile
 from tracepage.views import roofline

@@ -1,10 +1,10 @@
 """FLOPs of the kernels in FLOP counts."""
 
-from common import flops
 from common.training import flop_counters
 from tests import models
 from tests.conftest import runs_kernels
 from tests.oracle import DEVICE
+from tracepage.cost import flops
 
 import pytest
 import torch

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from common import flops
 from common.config import ModelConfig
+from tracepage.cost import flops
 
 import torch
 from torch.utils.checkpoint import CheckpointPolicy

@@ -1,18 +1,18 @@
 """Memory of Version 1 by formula: persistent state (weights, gradients, optimizer state), and activations that the forward pass
 keeps for the backward pass.
 
-The formulas follow the eager operations of `tiny_llama_v1.py` one by one. `tests/common/test_footprint.py`
+The formulas follow the eager operations of `tiny_llama_v1.py` one by one. `tests/tracepage/cost/test_footprint.py`
 checks them to the byte against the tensors that autograd saves. In comments and docstrings n = B S D and f = B S F are numbers of
 elements.
 """
 
-from common import flops
-from common.config import ModelConfig
+from tracepage.cost import flops
+from tracepage.cost.flops import Sizes
 
 FLOAT, HALF, INTEGER = 4, 2, 8  # bytes of a float32, of a float16 or bfloat16, of a token id
 
 
-def states(config: ModelConfig) -> dict[str, int]:
+def states(config: Sizes) -> dict[str, int]:
     """Bytes that persist between steps: float32 weights, their gradients, and AdamW's two moments.
 
     AdamW (Loshchilov and Hutter 2017, arXiv:1711.05101) keeps a mean and a mean square per weight, and a step counter per
@@ -24,7 +24,7 @@ def states(config: ModelConfig) -> dict[str, int]:
     return parts | {"total": sum(parts.values())}
 
 
-def activations(config: ModelConfig, batch_size: int, sequence_length: int, autocast: str | None = None) -> dict[str, int]:
+def activations(config: Sizes, batch_size: int, sequence_length: int, autocast: str | None = None) -> dict[str, int]:
     """Bytes that autograd keeps between forward and backward, without weights and rotary tables, by part: embed, norm, attention
     (grows with S), scores (grows with S^2), mlp, loss, casts and total.
 
@@ -54,7 +54,7 @@ def activations(config: ModelConfig, batch_size: int, sequence_length: int, auto
     return parts | {"total": sum(parts.values())}
 
 
-def least_peak(config: ModelConfig, batch_size: int, sequence_length: int, autocast: str | None = None) -> int:
+def least_peak(config: Sizes, batch_size: int, sequence_length: int, autocast: str | None = None) -> int:
     """A lower bound on the peak memory of a training step, in bytes.
 
     The peak is either at the end of the forward pass (weights, moments and all activations, but no gradients, which `zero_grad`

@@ -3,10 +3,11 @@
 from argparse import Namespace
 
 from common import config as configs
-from common import footprint, spans
+from common import spans
 from common.config import ModelConfig
 from common.precision import Precision
 from tests.operators import model_and_batch, saved_bytes
+from tracepage.cost import footprint
 from version1_pytorch_baseline import tiny_llama_v1 as v1
 
 import pytest

@@ -10,10 +10,36 @@ scores and masks half of them, like Version 1, executes the `full` count. Utiliz
 that no version gets credit for work whose result is discarded.
 """
 
-from common.config import ModelConfig
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 
-def parameters(config: ModelConfig) -> dict[str, int]:
+class Sizes(Protocol):
+    """Sizes of a LLaMA with tied embeddings, such as `common.config.ModelConfig`."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def num_key_value_heads(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+def sizes(model: Mapping[str, Any]) -> Sizes:
+    """The sizes of a record's `model`."""
+    return SimpleNamespace(**model, head_dim=model["hidden_size"] // model["num_attention_heads"])  # type: ignore[return-value]
+
+
+def parameters(config: Sizes) -> dict[str, int]:
     """Parameters by part. The head shares the weight of the embedding and adds none."""
     hidden, kv_size = config.hidden_size, config.num_key_value_heads * config.head_dim
     parts = {
@@ -25,7 +51,7 @@ def parameters(config: ModelConfig) -> dict[str, int]:
     return parts | {"total": sum(parts.values())}
 
 
-def forward(config: ModelConfig, batch_size: int, sequence_length: int, causal: bool = True) -> dict[str, int]:
+def forward(config: Sizes, batch_size: int, sequence_length: int, causal: bool = True) -> dict[str, int]:
     """FLOPs of one forward pass: projections (Q, K, V and output), attention (scores and weighted sum), mlp, head, and total."""
     tokens = batch_size * sequence_length
     pairs = sequence_length * (sequence_length + 1) // 2 if causal else sequence_length**2
@@ -39,7 +65,7 @@ def forward(config: ModelConfig, batch_size: int, sequence_length: int, causal: 
     return parts | {"total": sum(parts.values())}
 
 
-def training_step(config: ModelConfig, batch_size: int, sequence_length: int, causal: bool = True) -> dict[str, int]:
+def training_step(config: Sizes, batch_size: int, sequence_length: int, causal: bool = True) -> dict[str, int]:
     """FLOPs of forward, backward (twice the forward) and both."""
     once = forward(config, batch_size, sequence_length, causal)["total"]
     return {"forward": once, "backward": 2 * once, "total": 3 * once}

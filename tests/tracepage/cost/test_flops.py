@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from common import flops
 from common.config import ModelConfig
 from tests.operators import model_and_batch
+from tracepage.cost import flops
 from version1_pytorch_baseline import tiny_llama_v1 as v1
 
 import torch
