@@ -22,6 +22,7 @@ V3, V4 = ROOT / "version3_triton/exercises", ROOT / "version4_ultra_fused/exerci
 LADDER, MEASURING = V4 / "distributed", V1 / "exercises/measuring_that_holds"
 MEMORY, DECODING = ROOT / "version2_pytorch_fused/exercises/memory_you_choose", ROOT / "decoding"
 COMPILER = ROOT / "version2_pytorch_fused/exercises/why_compile_did_not_help"
+DEBUGGING = V4 / "debugging"
 LESSONS = (LADDER, MEASURING, MEMORY, DECODING)  # a test's name begins with its problem
 KERNEL_STARTERS = sorted(path for folder in (V3, V4) for path in folder.glob("starter/*.py"))
 STARTERS = [
@@ -104,6 +105,19 @@ def test_each_addition_to_version_2_fails_a_test_until_it_is_repaired(tmp_path):
     }  # fmt: skip
     code, cases = run_tests(COMPILER, "solution", tmp_path / "results.xml")
     assert code == 0 and len(cases) == 9
+
+
+def test_three_of_four_checks_fail_on_the_broken_version_4_until_it_is_mended(tmp_path):
+    code, cases = run_tests(DEBUGGING, "starter", tmp_path / "results.xml")
+    messages = {name: message for name, message in cases if message is not None}
+    assert code == 1 and messages.keys() == {
+        "test_losses_are_those_of_version_4", "test_gradients_are_those_of_float64",
+        "test_a_fixed_batch_gives_the_same_gradient_in_every_step",
+    }  # fmt: skip
+    assert all("problem (adding): " in message for message in messages.values())
+    assert "norm.weight" not in messages["test_gradients_are_those_of_float64"]
+    code, cases = run_tests(DEBUGGING, "solution", tmp_path / "results.xml")
+    assert code == 0 and len(cases) == 4
 
 
 @pytest.mark.parametrize("starter", STARTERS, ids=lambda path: path.stem)
