@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from common import exercises
 from common.config import ModelConfig
@@ -12,7 +13,6 @@ from common.training.capture import Batch
 from version4_ultra_fused import tiny_llama_v4 as v4
 
 import torch
-from torch import Tensor
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48}
 CONFIG = ModelConfig(vocab_size=61, num_layers=2, **SIZES)
@@ -25,7 +25,8 @@ def prepared(make_step: Callable, learning_rate: float):
     """Model, optimizer and step, with the weights of seed 0."""
     torch.manual_seed(0)
     model = v4.TinyLlama(CONFIG)
-    optimizer = v4.make_optimizer(model, SimpleNamespace(learning_rate=learning_rate))
+    options: Any = SimpleNamespace(learning_rate=learning_rate)
+    optimizer = v4.make_optimizer(model, options)
     return model, optimizer, make_step(model, optimizer, FP32)
 
 
@@ -35,7 +36,7 @@ def losses(make_step: Callable) -> list[float]:
     return [round(step(batch).item(), 3) for batch in (A, B, A, B, A, B)]
 
 
-def gradients(*batches: Batch) -> list[dict[str, Tensor]]:
+def gradients(*batches: Batch) -> list[dict[str, Any]]:
     """The gradients that AdamW is given in each step; a learning rate of 0 changes no weight."""
     model, optimizer, step = prepared(adding.make_step, learning_rate=0.0)
     steps = []
@@ -58,7 +59,9 @@ def test_gradients_are_those_of_float64():
         torch.manual_seed(0)
         model = v4.TinyLlama(CONFIG).double()
         model.loss(*(A, B)[i]).backward()  # autograd's, without a memory plan
-        exact = {name: parameter.grad for name, parameter in model.named_parameters()}
+        exact: dict[str, Any] = {
+            name: parameter.grad for name, parameter in model.named_parameters()
+        }
         error = {name: (step[name] - exact[name]).norm() / exact[name].norm() for name in exact}
         wrong = [name for name in error if error[name] > 1e-3]
         assert not wrong, f"problem (adding): step {i + 1}: wrong gradients of {', '.join(wrong)}"
