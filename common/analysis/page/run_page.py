@@ -20,7 +20,16 @@ from common.analysis.page import timeline
 from common.analysis.profiles import chrome_trace, graph_replays, kernel_names, load_kernels, pytorch, trace_events
 from common.analysis.profiles.chrome_trace import Trace
 from common.analysis.profiles.kernel_table import Kernels
-from common.analysis.reports import bandwidth, bottlenecks, critical_path, launches, memory_timeline, profile_summary, roofline
+from common.analysis.reports import (
+    bandwidth,
+    bottlenecks,
+    critical_path,
+    launches,
+    memory_timeline,
+    memory_use,
+    profile_summary,
+    roofline,
+)
 from common.errors import UsageError
 from common.records import run_record, step_profile
 from common.records.step_profile import Profile, Sums
@@ -57,8 +66,9 @@ def of_run(path: Path, trace: Trace | None) -> Report:
         points = roofline.from_profile(profile)
         result.include(roofline.report(points, run["ceilings"], "The parts and the longest operators of a mean step"), "Roofline")
     result.include(parts, "", "the-operators-that-take-longest")
+    result.section("Memory")
+    memory_use.add_section(result, profile)
     if trace and profile["memory_peak_bytes"] is not None:
-        result.section("Memory")
         memory_timeline.add_peak(result, trace)
     if trace:
         _add_critical_path(result, trace)
