@@ -187,6 +187,7 @@ def _checked(given: RunKind) -> RunKind:
             options.lr_decay_steps and options.lr_schedule == "constant",
         f"--lr-warmup-steps must be 0 or more, and less than the steps of the schedule ({scheduled})":
             not 0 <= options.lr_warmup_steps < scheduled,
+        f"--eval-steps must be 0 or more, not {options.eval_steps}": options.eval_steps < 0,
         "--time-phases needs the host between the phases, which --capture-step removes: leave one of them out":
             options.time_phases and options.capture_step,
         "--profile-with-flops counts the whole step: leave --profile-attention-only out":

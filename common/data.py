@@ -20,7 +20,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.device import is_gpu
@@ -35,6 +35,7 @@ from torch import Tensor
 
 SYNTHETIC_TOKENS = 1_000_000
 SYNTHETIC_SUCCESSORS = 8
+HELD_OUT = 20  # the last 1/20 of the tokens
 BYTE_ALPHABET = 256  # a byte-level BPE has at least one token a byte
 PIECE = 2**18  # characters that are encoded at once, or more up to the next white space
 ALONE = Ranks()
@@ -49,7 +50,7 @@ class Dataset:
 
     name: str  # `stdlib`, `synthetic`, or the file's path
     tokens: np.ndarray  # [N] ids below the vocabulary size
-    sha256: str  # of the text (of the token ids for synthetic data)
+    sha256: str  # of the text (of the token ids for synthetic data, and where a part is held out)
     entropy_floor: float | None = None  # nats per token that no model can beat, where it is known
     tokenizer: Path | None = None  # path of tokenizer.json; None for synthetic data
 
@@ -120,6 +121,14 @@ def markov(vocab_size: int, seed: int) -> Dataset:
     ids = np.array(tokens, dtype=np.uint32)
     floor = float(-(probabilities * np.log(probabilities)).sum())
     return Dataset("synthetic", ids, hashlib.sha256(ids.tobytes()).hexdigest(), entropy_floor=floor)
+
+
+def split(dataset: Dataset) -> tuple[Dataset, Dataset]:
+    """The data to train on, and the last twentieth of its tokens, which are held out."""
+    start = len(dataset.tokens) - len(dataset.tokens) // HELD_OUT
+    training = dataset.tokens[:start]
+    held_out = replace(dataset, name=f"{dataset.name} (held out)", tokens=dataset.tokens[start:])
+    return replace(dataset, tokens=training, sha256=hashlib.sha256(training.data).hexdigest()), held_out
 
 
 class Batches:

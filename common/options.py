@@ -67,6 +67,10 @@ class RunOptions(Options):
     data: str = flag(
         TRAINING, "text to train on (default: the Python standard library's source)", "stdlib", metavar="stdlib|synthetic|FILE"
     )
+    eval_steps: int = flag(
+        TRAINING, "batches to evaluate at the end, of the last 1/20 of the text, which training then does not see",
+        0, metavar="N", type=int,
+    )  # fmt: skip
     allow_tf32: bool = flag(TRAINING, "let fp32 matrix products round to TF32 (on an MI300 to XF32)")
     log_every: int = flag(TRAINING, "steps between lines", 20, metavar="N")
     metrics_out: Path | None = flag(TRAINING, "file for the record (default: metrics_<version>.json)", metavar="FILE")

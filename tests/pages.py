@@ -1,7 +1,14 @@
-"""What the pages say, their links and the commands of their blocks, and the scripts of the versions."""
+"""What the pages say, their links and the commands of their blocks, and the scripts of the versions and their help."""
 
+import contextlib
+import functools
+import io
 import re
+import runpy
+import subprocess
+import sys
 from pathlib import Path
+from unittest import mock
 
 from tests.conftest import ROOT
 
@@ -18,3 +25,14 @@ TESTS = re.compile(r"\bpytest ([\w./-]+\.py)(?: -k (\w+))?")
 def commands(document: Path) -> list[str]:
     lines = [line.split("  #")[0].strip() for block in BLOCK.findall(document.read_text()) for line in block.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
+
+
+@functools.cache
+def help_of(script: Path) -> str:
+    """What `--help` prints; a Python script runs in this process."""
+    if script.suffix != ".py":
+        return subprocess.run(["bash", script, "--help"], capture_output=True, text=True, check=True).stdout
+    called = mock.patch.multiple(sys, argv=[str(script), "--help"], path=[str(script.parent), *sys.path])
+    with called, contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
+        runpy.run_path(str(script), run_name="__main__")
+    return output.getvalue()

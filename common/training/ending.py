@@ -3,6 +3,7 @@
 `common.training.run` imports it after its loop, so `run` is Any here.
 """
 
+import math
 import os
 import shlex
 import sys
@@ -12,13 +13,19 @@ from typing import Any, cast
 
 from common import ROOT, ranks
 from common.timing import Clock, phase_times, summarize
+from common.training import agreement
+from tracepage.errors import RunError
 from tracepage.records import run_record, step_profile
 from tracepage.records.run_record import TimedRun
 from tracepage.show import run_facts
 
+import torch
+
 
 def report(run: Any, ended: BaseException | None) -> None:
     """Prints the summary of the record; after a loop that no error ended, writes and measures what flags ask for."""
+    if run.held_out and run.outcome.status == "completed":
+        _evaluate(run)
     print(run_facts.summary(run.record))
     print(f"  metrics      {run.metrics}")
     if ended:
@@ -37,6 +44,20 @@ def report(run: Any, ended: BaseException | None) -> None:
     alone = not ranks.here().launched and not run.options.checkpoint_dir  # or the same command would not do the same again
     if script in versions and alone and run.outcome.status == "completed":
         print(f"next: python {shlex.join(_next(run, versions[versions.index(script) + 1 :]))}")
+
+
+def _evaluate(run: Any) -> None:
+    """Adds the loss on the held-out batches, a mean over all processes, to the record. RunError: it is not finite."""
+    losses = torch.empty(run.options.eval_steps, device=run.device)
+    for i in range(len(losses)):
+        with torch.no_grad(), run.precision.autocast():
+            losses[i] = run.prepared.model.loss(*run.held_out[i])
+    loss = agreement.mean(losses.double().mean())
+    perplexity = loss.exp().item()
+    if not math.isfinite(perplexity):
+        raise RunError(f"the held-out loss is {loss:.3g}: lower --learning-rate", shared=True)
+    sequences = ranks.here().world_size * run.options.batch_size * len(losses)
+    run.amend(held_out={"loss": loss.item(), "perplexity": perplexity, "sequences": sequences})
 
 
 def _save_model(run: Any) -> None:

@@ -100,6 +100,7 @@ def build(run: Any, outcome: Any) -> RunRecord | TimedRun:
         "loss": loss,
         "step_ms": {"all": step_ms, "profiled": profiled, **times},
         "tokens_per_second": world_size * options.batch_size * options.seq_len / seconds,
+        "samples_per_second": world_size * options.batch_size / seconds,
         "flops_per_second": rate,
         "mfu": {"utilization": rate / peak, "peak_flops_per_second": peak, "peak_source": "data sheet"} if peak else None,
     }

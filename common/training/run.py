@@ -99,6 +99,7 @@ class Run:
         self.prepared: preparation.Prepared | None = None
         self.saves: checkpoint.Checkpoints | None = None
         self.meetings: distributed.Meetings | None = None
+        self.held_out: data.Batches | None = None
         self.profiler: Profiler | None = None
         self.ceilings: Ceilings | None = None
         self.flop_counts: dict[str, dict[str, int]] | None = None
@@ -137,6 +138,9 @@ class Run:
             self.precision = Precision(device, amp_dtype(options))
             self.dataset = data.load(options.data, options.model.vocab_size, options.seed)
             sizes = options.batch_size, options.seq_len, options.num_steps
+            if options.eval_steps:
+                self.dataset, held_out = data.split(self.dataset)
+                self.held_out = data.Batches(held_out, (*sizes[:2], options.eval_steps), 0, device, ranks.here())
             self.data = data.Batches(self.dataset, sizes, options.seed, device, ranks.here())
             if len({*agreement.gathered(self.dataset.sha256)}) > 1:
                 raise UsageError("--data is another text for another process: give all the same", shared=True)

@@ -29,6 +29,7 @@ BAD_FLAGS = {
     "--amp-dtype float16": "no effect without --use-amp",
     "--resume": "add --checkpoint-dir",
     "--lr-warmup-steps 300": "less than the steps of the schedule (300)",
+    "--eval-steps -1": "--eval-steps must be 0 or more, not -1",
     "--parallel ddp": "needs torchrun",
 }
 

@@ -194,6 +194,18 @@ def test_processes_that_start_at_once_on_an_empty_cache(cache, text_file) -> Non
     assert said == {data.load(str(text_file), 300, 0).tokens.tobytes().hex()} and len(entries(cache)) == 1
 
 
+# ---------------------------------------------------------------------------------------------------------- held out
+
+
+def test_the_last_twentieth_is_held_out_and_what_is_left_has_a_hash_of_its_own() -> None:
+    dataset = counting(1000)
+    training, held_out = data.split(dataset)
+    assert training.tokens.tolist() == list(range(950)) and held_out.tokens.tolist() == list(range(950, 1000))
+    assert training.sha256 == hashlib.sha256(dataset.tokens[:950].tobytes()).hexdigest()
+    with pytest.raises(UsageError, match=r"counting.txt \(held out\) has 50 tokens, too few for a sequence length of 64"):
+        draw(held_out, (1, 64), 1)
+
+
 # --------------------------------------------------------------------------------------------------------- bad files
 
 

@@ -1,22 +1,17 @@
 """The documents tell the truth: generated parts are fresh, paths exist, and commands are accepted; test_walk.py runs them."""
 
-import contextlib
-import functools
-import io
 import itertools
 import pkgutil
 import re
-import runpy
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 from documents import rewrite
 from tests.conftest import ROOT
-from tests.pages import CALL, LINK, TESTS, commands
+from tests.pages import CALL, LINK, TESTS, commands, help_of
 
 import pytest
 
@@ -43,17 +38,6 @@ def find_script(document: Path, script: str) -> Path | None:
     """As seen from the document's folder, from the version folder above it, or else from the newest version that has it."""
     above = [folder for folder in VERSIONS if folder in document.parents]
     return next((folder / script for folder in (document.parent, *above, *VERSIONS) if (folder / script).is_file()), None)
-
-
-@functools.cache
-def help_of(script: Path) -> str:
-    """What `--help` prints; a Python script runs in this process."""
-    if script.suffix != ".py":
-        return subprocess.run(["bash", script, "--help"], capture_output=True, text=True, check=True).stdout
-    called = mock.patch.multiple(sys, argv=[str(script), "--help"], path=[str(script.parent), *sys.path])
-    with called, contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
-        runpy.run_path(str(script), run_name="__main__")
-    return output.getvalue()
 
 
 def flags(script: Path) -> set[str]:

@@ -33,6 +33,7 @@ SMALL = {
     "optimize_batch_size.py": "--max-batch-size 4",
     "lab.py": "--parts components --batch-size 1 --seq-len 16 --seq-lens 16,32",
     "benchmark_kernels.py": "--operations rms_norm --sizes 32x16",
+    "tune_blocks.py": "--block-m 64 --block-n 64 --warps 4",
     "run_all_stages.sh": '--stages "0 5"',
 }
 SIZES = "num_layers=1, hidden_size=32, num_attention_heads=8, num_key_value_heads=4, intermediate_size=64"

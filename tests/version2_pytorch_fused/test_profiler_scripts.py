@@ -25,6 +25,7 @@ ONE_TOOL = {ROCPROFV3: "rocprofv3", ROCPROF_SYS: "rocprof-sys-run", ROCPROF_COMP
 AMD = tuple(ONE_TOOL.values())
 NVIDIA = ("nvidia-smi", "ncu", "nsys")
 OF_A_VERSION = {V2 / path.name: (V2 / "tiny_llama_v2.py", tool) for path, tool in ONE_TOOL.items()}
+OF_A_VERSION |= {V1 / path.name: (V1 / "tiny_llama_v1.py", tool) for path, tool in ONE_TOOL.items()}
 OF_A_VERSION |= {V4 / path.name: (V4 / "tiny_llama_v4.py", tool) for path, tool in ONE_TOOL.items()}
 OF_A_VERSION |= {V3 / "run_rocprof_triton.sh": (V3 / "tiny_llama_v3.py", "rocprofv3")}
 script_name = {"ids": lambda path: f"{path.parent.name[:8]}-{path.stem}"}

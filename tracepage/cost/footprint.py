@@ -63,3 +63,42 @@ def least_peak(config: Sizes, batch_size: int, sequence_length: int, autocast: s
     """
     stays, kept = states(config), activations(config, batch_size, sequence_length, autocast)
     return max(stays["weights"] + stays["adamw"] + kept["total"], stays["total"])
+
+
+def savings(
+    config: Sizes, batch_size: int, sequence_length: int, device: str, half: bool
+) -> list[tuple[str, str, int, int]]:
+    """What each change alone saves: (change, formula, bytes saved, peak with it), the least peak first.
+
+    `device` is `cpu` or `cuda`, and `half` whether the run is under 16-bit autocast. The peak is where
+    the backward pass begins, with two gradients as large as the logits, or in the optimizer. Flash
+    attention keeps a float32 for each row of the scores. Of blocks that are computed again one is there
+    as a whole, and of the others their input. Moments in 8 bits (Dettmers et al. 2021,
+    arXiv:2110.02861) are counted without their scales.
+    """
+    layers, tokens = config.num_layers, batch_size * sequence_length
+    kept = activations(config, batch_size, sequence_length, device if half else None)
+    mixed = activations(config, batch_size, sequence_length, device)
+    logits = FLOAT * tokens * config.vocab_size
+    row_sums = FLOAT * layers * tokens * config.num_attention_heads
+    norms = kept["norm"] * 2 * layers // (2 * layers + 1)  # without the last norm
+    block = (norms + kept["attention"] + kept["scores"] + kept["mlp"]) // layers
+    recomputed = (layers - 1) * (block - FLOAT * tokens * config.hidden_size)
+    moments = 6 * flops.parameters(config)["total"]
+    changes = [
+        ("none", "", 0),
+        ("flash attention", "scores - 4 L B H S", kept["scores"] - row_sums),
+        ("blocks computed again", "(L - 1) (kept by a block - 4 B S D)", recomputed),
+        ("cross-entropy in parts", "12 B S V", 3 * logits),
+        ("AdamW's moments in 8 bits", "6 P", moments),
+    ]
+    if not half:
+        saved = kept["total"] - mixed["total"]
+        changes.append(("16-bit autocast", "total - total, autocast", saved))
+    stays = states(config)
+    backward = stays["weights"] + stays["adamw"] + kept["total"] + 2 * logits
+    rows = []
+    for change, formula, saved in changes:
+        optimizer = stays["total"] - (saved if formula == "6 P" else 0)
+        rows.append((change, formula, saved, max(backward - saved, optimizer)))
+    return sorted(rows, key=lambda row: row[-1])

@@ -45,6 +45,14 @@ class Loss(TypedDict):
     own: NotRequired[PositiveInt]  # how many of them, the last ones, are the first process's: another had ended
 
 
+class HeldOut(TypedDict):
+    """The loss on text that training does not see."""
+
+    loss: Amount  # nats, a mean over all sequences
+    perplexity: PositiveAmount  # exp(loss)
+    sequences: PositiveInt
+
+
 class Training(TypedDict):
     preset: str
     batch_size: PositiveInt
@@ -76,6 +84,7 @@ class Run(Header):
     phases_ms: NotRequired[dict[str, Summary]]
     memory: PeakMemory
     loss: Loss
+    held_out: NotRequired[HeldOut]  # with --eval-steps
     ranks: NotRequired[dict[str, list[Amount]]]  # of every process: forward_ms without waiting, step_ms (median), peak_mib
 
 
@@ -90,6 +99,7 @@ class TimedRun(Run):
 
     step_ms: Annotated[TimedSteps, AfterValidator(_agrees)]
     tokens_per_second: PositiveAmount
+    samples_per_second: NotRequired[PositiveAmount]  # sequences; not in older records
     flops_per_second: PositiveAmount
     mfu: dict[str, Any] | None  # as it was written; older records may hold a share of a measured GEMM
 

@@ -124,19 +124,23 @@ def summary(record: RunRecord | TimedRun) -> str:
         note = "" if len(step["all"]) > step["profiled"] else ", all under the profiler"
         own = f", {loss['own']} of them rank 0's own" if "own" in loss else ""
         noisy = noise({"this run": step})
+        samples = record["tokens_per_second"] / training["sequence_length"]
         lines += [
             f"  loss         {loss['all'][0]:.3f} -> {sum(last) / len(last):.3f} (mean of the last {len(last)}{own}; "
             f"uniform guess {loss['uniform']:.3f}{known})",
             f"  step time    {tables.format_time(step['median'])} (p20 {tables.format_time(step['p20'])}, "
             f"p80 {tables.format_time(step['p80'])}, {step['count']} steps{note})",
             *(f"  note         {note}" for note in noisy),
-            f"  throughput   {record['tokens_per_second']:,.0f} tokens/s{together}",
+            f"  throughput   {record['tokens_per_second']:,.0f} tokens/s, {samples:,.1f} samples (sequences)/s{together}",
             f"  peak memory  {memory['peak_mib']:,.0f} MiB ({memory['kind']}"
             + (f"; its pools held {memory['reserved_mib']:,.0f} MiB)" if "reserved_mib" in memory else ")"),
             f"  FLOPs        {record['flops_per_step']['total'] / 1e9:.2f} GFLOP a step, "
             f"{tables.format_rate(record['flops_per_second'])}",
             f"  MFU          {share}",
         ]
+    if held_out := record.get("held_out"):
+        unseen = f"{tables.counted(held_out['sequences'], 'sequence')} that training does not see"
+        lines.append(f"  held out     loss {held_out['loss']:.3f}, perplexity {held_out['perplexity']:,.1f} ({unseen})")
     return "\n".join(wrapped(line, 15) for line in lines)
 
 

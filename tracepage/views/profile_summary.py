@@ -13,6 +13,7 @@ from tracepage.records import step_profile
 from tracepage.records.step_profile import Profile
 from tracepage.show import run_facts, tables
 from tracepage.show.report import Report
+from tracepage.views import memory_use
 from tracepage.views.launches import kernel_rows, summary
 
 import pandas
@@ -60,7 +61,7 @@ def operators(profile: Profile, sort_by: str | None = None) -> Report:
 
 
 def add_section(report: Report, path: Path, profile: Profile, sort_by: str | None = None) -> None:
-    """Adds conditions, time by span, kernels of a GPU, and operators."""
+    """Adds conditions, time by span, kernels of a GPU, memory, and operators."""
     report.section(path.name)
     report.text(f"{conditions(profile)}. Command: `{profile['run']['command']}`")
     where = "on the GPU" if profile["kernels"] else "in operators on the CPU"
@@ -70,6 +71,7 @@ def add_section(report: Report, path: Path, profile: Profile, sort_by: str | Non
         report.table(header, rows, title=_title("Kernels", profile, rows), code=["kernel"], top=ROWS)
         idle = f"{step_profile.idle_percent(profile):.1f} % of the step"
         report.text(f"{launches(profile)} The GPU is idle {idle}. It idles less without the profiler, which slows the host.")
+    memory_use.add_section(report, profile)
     _add_operators(report, profile, sort_by)
 
 

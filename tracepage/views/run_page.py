@@ -28,6 +28,7 @@ from tracepage.views import (
     launch_changes,
     launches,
     memory_timeline,
+    memory_use,
     profile_summary,
     roofline,
     timeline,
@@ -65,8 +66,9 @@ def of_run(path: Path, trace: Trace | None) -> Report:
         points = roofline.from_profile(profile)
         result.include(roofline.report(points, run["ceilings"], "The parts and the longest operators of a mean step"), "Roofline")
     result.include(parts, "", "the-operators-that-take-longest")
+    result.section("Memory")
+    memory_use.add_section(result, profile)
     if trace and profile["memory_peak_bytes"] is not None:
-        result.section("Memory")
         memory_timeline.add_peak(result, trace)
     if trace:
         _add_critical_path(result, trace)

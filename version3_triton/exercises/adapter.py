@@ -44,6 +44,26 @@ def launch_softmax(kernel: KernelInterface, x: Tensor) -> Tensor:
     return out
 
 
+def launch_rope(kernel: KernelInterface, x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    """Every head of x turned by its position, or turned back; one program per token and head.
+
+    Args:
+        x: [B, S, heads, Dh], Dh even. Tokens may have a stride; an x with other gaps is copied.
+        cos, sin: [S, Dh], contiguous.
+        sign: 1 forward, -1 backward.
+    """
+    batch, length, heads, head_dim = x.shape
+    out = new_output(x, *x.shape)
+    tokens = x.flatten(0, 1)
+    if tokens.stride()[1:] != (head_dim, 1):
+        tokens = tokens.contiguous()
+    half = head_dim // 2
+    grid = batch * length, heads
+    sizes = {"HALF": half, "SIGN": sign, "BLOCK": triton.next_power_of_2(half)}
+    launch(kernel, grid, (out,), tokens, cos, sin, out, length, tokens.stride(0), **sizes)
+    return out
+
+
 def launch_swiglu_forward(kernel: KernelInterface, gate: Tensor, up: Tensor, block: int = 64) -> Tensor:
     """y [rows, size] of gate and up [rows, size], rows of both with any stride; one program for `block` elements of a row."""
     (rows, size), y, gate, up = gate.shape, new_output(gate, *gate.shape), _without_gaps(gate), _without_gaps(up)

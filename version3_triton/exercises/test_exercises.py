@@ -2,6 +2,7 @@
 
     pytest test_exercises.py -k exercise1         # one exercise
     pytest test_exercises.py -k exercise1_b       # one problem
+    pytest test_exercises.py -k rope              # the optional one of exercise 1
 
 On a GPU the kernels are compiled. Otherwise Triton's interpreter runs them on the CPU, in float32 and float16: its bfloat16 is
 wrong. The tests compare results with float64. NaN follows the rows and columns of an input, to detect loads after its end.
@@ -23,6 +24,7 @@ pytest.importorskip("triton")
 import adapter  # noqa: E402
 
 basics = adapter.load("exercise1_triton_basics")
+rope = adapter.load("rope")
 swiglu = adapter.load("exercise2_swiglu_optimization")
 flash = adapter.load("exercise3_flash_attention")
 
@@ -64,6 +66,41 @@ def test_exercise1_b_softmax(rows, size, shift, dtype):
     """exp(1000) is infinite and exp(-1000) is 0 in float32."""
     x = random(rows, size, dtype=dtype).add_(shift)
     check(adapter.launch_softmax(basics.softmax_kernel, x), x.double().softmax(1), dtype)
+
+
+ROPE_SHAPES = [(1, 1, 1, 2), (1, 7, 3, 16), (2, 5, 3, 10), (3, 7, 2, 64)]  # Dh / 2 of 5 is no power of two
+
+
+def rope_inputs(shape: tuple[int, int, int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """x [B, S, heads, Dh] with NaN after each token, and tables [S, Dh] of random angles."""
+    batch, length, heads, head_dim = shape
+    x = random(batch, length, heads * head_dim, dtype=dtype).unflatten(2, (heads, head_dim))
+    angles = torch.randn(length, head_dim // 2, device=DEVICE).repeat(1, 2)
+    return x, angles.cos(), angles.sin()
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE in float64."""
+    a, b = x.double().chunk(2, dim=-1)
+    return x.double() * cos.double()[:, None] + torch.cat((-b, a), dim=-1) * sin.double()[:, None]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", ROPE_SHAPES, ids=str)
+def test_rope_forward(shape, dtype):
+    x, cos, sin = rope_inputs(shape, dtype)
+    check(adapter.launch_rope(rope.rope_kernel, x, cos, sin, 1), rotated(x, cos, sin), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", ROPE_SHAPES, ids=str)
+def test_rope_backward(shape, dtype):
+    """With SIGN = -1 the kernel makes the gradient of x from that of the output."""
+    x, cos, sin = rope_inputs(shape, dtype)
+    dy = torch.randn(shape, device=DEVICE).to(dtype)
+    x = x.double().requires_grad_()
+    (exact,) = torch.autograd.grad(rotated(x, cos, sin), x, dy.double())
+    check(adapter.launch_rope(rope.rope_kernel, dy, cos, sin, -1), exact, dtype)
 
 
 SWIGLU_SHAPES = [(1, 1), (3, 64), (2, 65), (5, 150)]

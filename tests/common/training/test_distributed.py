@@ -84,6 +84,7 @@ def test_two_processes_compute_what_one_does_with_all_sequences(torchrun, tmp_pa
 def test_the_first_process_alone_writes(torchrun, execute, tmp_path):
     """The losses are those of one process with both batches."""
     flags = ["--parallel", "zero1", "--enable-pytorch-profiler", "--save-model", "model", "--time-phases", "--log-every", 4]
+    flags += ["--eval-steps", 2]
     done = torchrun(SCRIPT, *QUICK, *flags, "--enable-deepspeed-flops")
     assert "zero1 on 2 processes (gloo): batch 2 x 2 = 4 sequences a step" in done.stdout
     assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("step ")] == ["4/12", "8/12", "12/12"]
@@ -98,9 +99,10 @@ def test_the_first_process_alone_writes(torchrun, execute, tmp_path):
     shapes = {name: weight.shape for name, weight in load_file(tmp_path / "model/model.safetensors").items()}
     assert shapes["model.layers.1.mlp.down_proj.weight"] == (32, 64), "gathered from all processes"
 
-    execute(SCRIPT, *QUICK, "--batch-size", 4, "--metrics-out", "alone.json")
+    execute(SCRIPT, *QUICK, "--batch-size", 4, "--eval-steps", 2, "--metrics-out", "alone.json")
     alone = json.loads((tmp_path / "alone.json").read_text())
     assert measured["loss"]["all"] == pytest.approx(alone["loss"]["all"], abs=1e-5)
+    assert measured["held_out"] == pytest.approx(alone["held_out"], rel=1e-5)
 
 
 def doing(folder: Path, what: str) -> Path:

@@ -33,8 +33,10 @@ def test_rates_are_of_the_steps_without_the_profiler(monkeypatch):
     assert (step["median"], step["count"], step["profiled"], len(step["all"])) == (10, 4, 2, 6)
     rate = flops.training_step(options.model, 8, 128)["total"] / 10e-3
     assert made["flops_per_second"] == pytest.approx(rate) and made["tokens_per_second"] == pytest.approx(8 * 128 / 10e-3)
+    assert made["samples_per_second"] == pytest.approx(8 / 10e-3)
     assert made["mfu"] is None and run_facts.of_measured_gemm(made) == pytest.approx(100 * rate / 1e12)
     text = run_facts.summary(made)
+    assert "  throughput   102,400 tokens/s, 800.0 samples (sequences)/s\n" in text
     assert "all under the profiler" not in text
     assert ", all under the profiler" in run_facts.summary(made | {"step_ms": step | {"profiled": 6}})
     assert f"{rate / 1e12:.1%} of measured GEMM (1 TFLOP/s)" in text

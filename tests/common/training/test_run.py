@@ -8,10 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common import signals
+from common import data, signals
 from common.training import ending, flop_counters, run
-from tests.conftest import PATHS, TINY, V1, run_options
+from tests.conftest import PATHS, ROOT, TINY, V1, run_options
 from tracepage.errors import RunError
+from tracepage.records import run_record
 from tracepage.show import tables
 from version1_pytorch_baseline import tiny_llama_v1
 
@@ -19,6 +20,7 @@ import pytest
 import torch
 
 SCRIPT = V1 / "tiny_llama_v1.py"
+VERSIONS = sorted(ROOT.glob("version*_*/tiny_llama_v*.py"))
 QUICK = (*TINY, "--data", "synthetic", "--num-steps", "4")
 
 
@@ -41,6 +43,33 @@ def test_a_run_prints_a_summary_and_writes_its_record(run_script, execute, tmp_p
         execute(SCRIPT, *QUICK, "--seed", seed, "--metrics-out", "again.json")
         same = losses(tmp_path / "again.json") == record["loss"]["all"]
         assert same == (seed == 0), "the same seed gives the same bits in another process, another seed other losses"
+
+
+def test_a_run_ends_with_the_loss_on_text_that_training_does_not_see(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    result = tiny_llama_v1.train(options("--eval-steps", "3"))
+    tokens = data.markov(options().model.vocab_size, 0).tokens
+    assert result.dataset.tokens.tolist() == tokens[:950_000].tolist()
+    unseen = data.Batches(data.Dataset("unseen", tokens[950_000:], ""), (2, 16, 3), 0, torch.device("cpu"))
+    with torch.no_grad():
+        expected = sum(result.prepared.model.loss(*unseen[i]).item() for i in range(3)) / 3
+    held_out = run_record.read(result.metrics)["held_out"]
+    assert held_out["loss"] == pytest.approx(expected, rel=1e-6) and held_out["sequences"] == 6
+    assert held_out["perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
+    shown = f"  held out     loss {expected:.3f}, perplexity {math.exp(expected):,.1f} (6 sequences that training does not see)"
+    assert shown in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_held_out_losses_of_all_versions_and_of_a_resumed_run_agree(execute, tmp_path):
+    flags, found = (*QUICK, "--eval-steps", 2, "--metrics-out", "metrics.json"), []
+    halves = [("--num-steps", steps, "--checkpoint-dir", "saved", "--resume") for steps in (2, 4)]
+    for script, *more in [*((path,) for path in VERSIONS), *((SCRIPT, *half) for half in halves)]:
+        execute(script, *flags, *more)
+        found.append(run_record.read(tmp_path / "metrics.json")["held_out"]["loss"])
+    *versions, half, resumed = found
+    assert versions == pytest.approx([versions[0]] * 4, abs=1e-3)
+    assert resumed == versions[0] != half
 
 
 def test_mixed_precision_trains_like_fp32(execute, tmp_path):

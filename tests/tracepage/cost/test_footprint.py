@@ -54,6 +54,27 @@ def test_activations_under_autocast(config: ModelConfig, shape, device: str, cur
     assert {part: size for part, size in expected.items() if part != "total"} == measured
 
 
+@pytest.mark.parametrize("half", [False, True])
+def test_savings_and_the_peaks_with_them(config: ModelConfig, half: bool) -> None:
+    """A block's activations are what one more layer keeps, without the casts of its weights."""
+    shape, layers, autocast = (2, 9), config.num_layers, "cpu" if half else None
+    kept, taller = (
+        footprint.activations(config.model_copy(update={"num_layers": count}), *shape, autocast) for count in (layers, layers + 1)
+    )
+    rows = {row[0]: row[2:] for row in footprint.savings(config, *shape, "cpu", half)}
+    block = sum(taller[part] - kept[part] for part in ("norm", "attention", "scores", "mlp"))
+    residual = 4 * 2 * 9 * config.hidden_size
+    saved, peak = rows["blocks computed again"]
+    assert saved == (layers - 1) * (block - residual)
+
+    stays, logits = footprint.states(config), 4 * 2 * 9 * config.vocab_size
+    backward = stays["weights"] + stays["adamw"] + kept["total"] + 2 * logits
+    assert peak == max(backward - saved, stays["total"]) and rows["none"] == (0, max(backward, stays["total"]))
+    assert rows["cross-entropy in parts"][0] == 3 * logits and ("16-bit autocast" in rows) != half
+    saved, peak = rows["AdamW's moments in 8 bits"]
+    assert saved * 4 == 3 * 2 * stays["weights"] and peak == rows["none"][1] - saved
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("autocast", [None, "cuda"])
 @pytest.mark.parametrize("shape", [(8, 128), (2, 1024), (1, 16)], ids=str)

@@ -25,7 +25,7 @@ def test_a_profile_has_everything_and_without_its_trace_no_timeline(gpu_profile)
     page = build(gpu_profile)
     assert titles(page) == [
         "Time of the step by span", "Timeline", "The step against its limits", "Targets of optimization", "Kernels", "Roofline",
-        "The operators that take longest", "Critical path", "Run",
+        "The operators that take longest", "Memory", "Critical path", "Run",
     ]  # fmt: skip
     html = page.html()
     assert not re.search(r"""\s(?:src|href)=["'](?!data:|#)""", html.split("<script>")[0]) and "default-src 'none'" in html
