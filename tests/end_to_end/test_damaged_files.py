@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common import config
+from common.training import flop_counters
 from studies import benchmark_report
 from tests import records
 from tests.conftest import ROOT
@@ -41,7 +42,7 @@ def copied(source: Path) -> Callable[[Path], object]:
 
 
 def write_flops(path: Path) -> None:
-    shutil.move(flop_counts.write(path.parent, {"DeepSpeed": {"forward": 10, "backward": 20}}, records.record())[0], path)
+    shutil.move(flop_counters.write(path.parent, {"DeepSpeed": {"forward": 10, "backward": 20}}, records.record())[0], path)
 
 
 GUESS = {"profile": "p", "profiled": "2026", "change": "flash-attention", "expected": 1.3, "bound": 1.5}

@@ -10,11 +10,11 @@ import os
 import shutil
 from pathlib import Path
 
+from common.training import flop_counters
 from tests import branched_traces
 from tests.conftest import ROOT, V1
 from tests.kernel_files import FIXTURES
 from tracepage.files import read_json, write_json
-from tracepage.views import flop_counts
 
 import pytest
 
@@ -79,8 +79,8 @@ def write_inputs(folder: Path) -> None:
     guess = {"profile": "p", "profiled": gpu["run"]["date"], "change": "flash-attention", "expected": 1.3, "bound": 1.2}
     write_json(folder / "guesses.json", {"schema": "tiny-llama-predictions/1", "predictions": [guess]})
     shutil.copy(RESULTS / "h100/v2_ablation_tiny_fp32.json", folder / "ablation.json")
-    flop_counts.write(folder, {"FlopCounterMode": {"forward": 4 * 10**9, "backward": 8 * 10**9}}, gpu["run"])
-    flop_counts.add_work(folder / "flops_profile.json", folder / "before/profile_1.json")
+    flop_counters.write(folder, {"FlopCounterMode": {"forward": 4 * 10**9, "backward": 8 * 10**9}}, gpu["run"])
+    flop_counters.add_work(folder / "flops_profile.json", folder / "before/profile_1.json")
     (folder / "flops_profile.json").rename(folder / "flops.json")
     (folder / "mfu_analysis.csv").unlink()
     branched_traces.write(folder / "branches", version="v3")

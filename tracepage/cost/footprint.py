@@ -65,9 +65,7 @@ def least_peak(config: Sizes, batch_size: int, sequence_length: int, autocast: s
     return max(stays["weights"] + stays["adamw"] + kept["total"], stays["total"])
 
 
-def savings(
-    config: Sizes, batch_size: int, sequence_length: int, device: str, half: bool
-) -> list[tuple[str, str, int, int]]:
+def savings(config: Sizes, batch_size: int, sequence_length: int, device: str, half: bool) -> list[tuple[str, str, int, int]]:
     """What each change alone saves: (change, formula, bytes saved, peak with it), the least peak first.
 
     `device` is `cpu` or `cuda`, and `half` whether the run is under 16-bit autocast. The peak is where

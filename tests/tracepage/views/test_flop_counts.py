@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from common.config import ModelConfig
+from common.training import flop_counters
 from tests.records import profile, record
 from tracepage.cost import flops
 from tracepage.errors import UsageError
@@ -19,7 +20,7 @@ CEILINGS = {"flops_per_second": 1e12, "bytes_per_second": 1e12, "operation_secon
 
 @pytest.fixture
 def written(tmp_path):
-    return flop_counts.write(tmp_path, COUNTED, record(device=H200, ceilings=CEILINGS))
+    return flop_counters.write(tmp_path, COUNTED, record(device=H200, ceilings=CEILINGS))
 
 
 def test_the_first_row_is_the_causal_formula_and_both_files_hold_the_counts(written):
@@ -50,7 +51,7 @@ def test_bytes_and_the_bandwidth_that_they_need_stand_beside_the_counts(written,
     path = tmp_path / "profile_1.json"
     for attention_only in (True, False):
         path.write_text(json.dumps(profile(record(), [{"name": "aten::mm", **sides}], attention_only=attention_only)))
-        flop_counts.add_work(written[0], path)
+        flop_counters.add_work(written[0], path)
         assert ("work" in flop_counts.read(written[0])) is not attention_only
     shown = flop_counts.report(flop_counts.read(written[0])).terminal()
     for fact in (
