@@ -48,7 +48,7 @@ def test_runs_without_the_newer_keys_or_without_a_step_are_valid_and_unknown_key
     ({"training__batch_size": 0}, "training.batch_size", "greater than 0"),
     ({"training__batch_size": "8"}, "training.batch_size", "integer"),
     ({"model__hidden_size": 255}, "model", "not divisible"),
-    ({"model__num_key_value_heads": None}, "model", "num_key_value_heads: Input should be a valid integer"),
+    ({"model__num_key_value_heads": None}, "model.num_key_value_heads", "Input should be a valid integer"),
     ({"precision__compute": "int4"}, "precision.compute", "fp32"),
     ({"loss__all": [math.nan]}, "loss.all.0", "finite"),
     ({"step_ms__p80": 10.0}, "step_ms", "p20 is above p80"),
