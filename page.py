@@ -6,7 +6,10 @@ python page.py profile_a.json profile_b.json --output two.html
 
 from tracepage.command_line import require
 
-require(("ijson", "jinja2", "matplotlib", "pandas", "pydantic"), "run `make setup`, or `pip install .`, in this folder")
+require(
+    ("ijson", "jinja2", "matplotlib", "pandas", "pydantic"),
+    "run `make setup`, or `pip install .`, in this folder",
+)
 
 from tracepage import page
 

@@ -1,4 +1,6 @@
-"""Everything that is the same in every version of the model; the model and its operations live in the version folders."""
+"""Everything that is the same in every version of the model; the model and its operations live in
+the version folders.
+"""
 
 from pathlib import Path
 

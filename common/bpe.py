@@ -1,7 +1,8 @@
 """A byte-level BPE and the tokens of a text, made in a process of its own.
 
-On a CPU the peak memory of a training run is that of its process, and this work would be part of it in the one run that finds no
-tokens in the cache. The process imports no PyTorch, and a profiler that is loaded into the run by LD_PRELOAD does not see it.
+On a CPU the peak memory of a training run is that of its process, and this work would be part of it
+in the one run that finds no tokens in the cache. The process imports no PyTorch, and a profiler
+that is loaded into the run by LD_PRELOAD does not see it.
 """
 
 import math
@@ -18,22 +19,29 @@ from tracepage.errors import RunError
 import numpy as np
 from tokenizers.implementations import ByteLevelBPETokenizer
 
-TRAINING_TEXT = 2**26  # characters that a BPE is trained on at most; the standard library has about 10 million
-ENCODED_AT_ONCE = 8  # texts: the work takes about 100 bytes for each character that is encoded at once
+# characters that a BPE is trained on at most; the standard library has about 10 million
+TRAINING_TEXT = 2**26
+# texts: the work takes about 100 bytes for each character that is encoded at once
+ENCODED_AT_ONCE = 8
 
 
 def build(texts: Sequence[str], vocab_size: int, folder: Path) -> None:
-    """Writes tokenizer.json, a BPE of V tokens, and tokens.npy, the tokens of the texts, [N] uint32, into `folder`.
+    """Writes tokenizer.json, a BPE of V tokens, and tokens.npy, the tokens of the texts, [N]
+    uint32, into `folder`.
 
-    The BPE is trained on the texts, or on every n-th if they are longer than TRAINING_TEXT. Each text is encoded by itself.
-    RunError: the process has failed.
+    The BPE is trained on the texts, or on every n-th if they are longer than TRAINING_TEXT. Each
+    text is encoded by itself. RunError: the process has failed.
     """
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     command = [sys.executable, "-m", __name__, str(vocab_size), str(folder.resolve())]
-    done = subprocess.run(command, cwd=ROOT, env=environment, input=pickle.dumps(texts), capture_output=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, input=pickle.dumps(texts), capture_output=True
+    )
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise RunError(f"the text could not be cut into tokens: {last or f'exit code {done.returncode}'}")
+        raise RunError(
+            f"the text could not be cut into tokens: {last or f'exit code {done.returncode}'}"
+        )
 
 
 def _encoded(tokenizer: ByteLevelBPETokenizer, texts: Sequence[str]) -> Iterator[np.ndarray]:
@@ -44,7 +52,9 @@ def _encoded(tokenizer: ByteLevelBPETokenizer, texts: Sequence[str]) -> Iterator
 
 def main() -> None:
     """Does the work, in a process that `build` has started."""
-    vocab_size, folder, texts = int(sys.argv[1]), Path(sys.argv[2]), pickle.load(sys.stdin.buffer)
+    vocab_size = int(sys.argv[1])
+    folder = Path(sys.argv[2])
+    texts = pickle.load(sys.stdin.buffer)
     every = math.ceil(sum(map(len, texts)) / TRAINING_TEXT)
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(texts[::every], vocab_size, min_frequency=0, show_progress=False)

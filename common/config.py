@@ -1,4 +1,5 @@
-"""Configuration of the model and of the training run: defaults < preset < YAML file < command-line flags.
+"""Configuration of the model and of the training run: defaults < preset < YAML file < command-line
+flags.
 
 Shape letters, the same in every file of this repository:
 
@@ -18,9 +19,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 Count = Annotated[int, Field(gt=0, le=10**9)]  # below that, memory sets the limit
-Amount = Annotated[float, Field(gt=0, strict=False)]  # YAML 1.1, which PyYAML follows, takes 1e-3 for text
+# YAML 1.1, which PyYAML follows, takes 1e-3 for text
+Amount = Annotated[float, Field(gt=0, strict=False)]
 
-RENAMED = {"num_layers": "num_hidden_layers", "max_sequence_length": "max_position_embeddings"}  # by transformers
+# by transformers
+RENAMED = {"num_layers": "num_hidden_layers", "max_sequence_length": "max_position_embeddings"}
 
 
 class StrictModel(BaseModel):
@@ -41,7 +44,8 @@ class ModelConfig(StrictModel):
     max_sequence_length: Count = 128  # longest S that the rotary tables cover
     rope_theta: Amount = 10000.0
     rms_norm_eps: Amount = 1e-5
-    initializer_range: Amount | None = None  # standard deviation of all matrices; sqrt(2 / (5 D)) unless given
+    # standard deviation of all matrices; sqrt(2 / (5 D)) unless given
+    initializer_range: Amount | None = None
 
     @property
     def head_dim(self) -> int:
@@ -49,7 +53,9 @@ class ModelConfig(StrictModel):
 
     @property
     def initializer_std(self) -> float:
-        """The "small" initialization of Nguyen and Salazar 2019 (arXiv:1910.05895): sqrt(2 / (5 D))."""
+        """The "small" initialization of Nguyen and Salazar 2019 (arXiv:1910.05895): sqrt(2 / (5
+        D)).
+        """
         return self.initializer_range or math.sqrt(2 / (5 * self.hidden_size))
 
     def for_transformers(self) -> dict[str, Any]:
@@ -66,17 +72,25 @@ class ModelConfig(StrictModel):
     @classmethod
     def _as_many_kv_heads_as_heads(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("num_key_value_heads") is None:
-            heads = values.get("num_attention_heads", cls.model_fields["num_attention_heads"].default)
+            heads = values.get(
+                "num_attention_heads", cls.model_fields["num_attention_heads"].default
+            )
             values = values | {"num_key_value_heads": heads}
         return values
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "ModelConfig":
-        hidden, heads, kv_heads = self.hidden_size, self.num_attention_heads, self.num_key_value_heads
+        hidden = self.hidden_size
+        heads = self.num_attention_heads
+        kv_heads = self.num_key_value_heads
         if hidden % heads:
-            raise ValueError(f"hidden_size {hidden} is not divisible by num_attention_heads {heads}")
+            raise ValueError(
+                f"hidden_size {hidden} is not divisible by num_attention_heads {heads}"
+            )
         if heads % kv_heads:
-            raise ValueError(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
+            raise ValueError(
+                f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}"
+            )
         if self.head_dim % 2:
             raise ValueError(
                 f"head dimension {hidden} / {heads} = {self.head_dim} is odd; rotary embedding rotates pairs, so make it even"
@@ -88,7 +102,8 @@ class TrainingConfig(StrictModel):
     """The settings of one training run."""
 
     batch_size: Count = 8  # B
-    sequence_length: int = Field(default=128, ge=2, le=10**9)  # S; with a single token, q and k would learn nothing
+    # S; with a single token, q and k would learn nothing
+    sequence_length: int = Field(default=128, ge=2, le=10**9)
     num_steps: Count = 300
     learning_rate: Amount = 1.5e-3
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -99,7 +114,8 @@ class Config(StrictModel):
     training: TrainingConfig = TrainingConfig()
 
 
-# A value that a preset leaves out keeps the default above. `large` is the shape of TinyLlama-1.1B (arXiv:2401.02385).
+# A value that a preset leaves out keeps the default above. `large` is the shape of TinyLlama-1.1B
+# (arXiv:2401.02385).
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "tiny": {"model": {}, "training": {}},
     "small": {
@@ -107,54 +123,87 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "training": dict(learning_rate=1e-3),
     },
     "medium": {
-        "model": dict(hidden_size=1024, num_layers=12, num_key_value_heads=4, intermediate_size=4096),
+        "model": dict(
+            hidden_size=1024, num_layers=12, num_key_value_heads=4, intermediate_size=4096
+        ),
         "training": dict(batch_size=16, sequence_length=512, learning_rate=3e-4),
     },
     "large": {
         "model": dict(
-            hidden_size=2048, num_layers=22, num_attention_heads=32, num_key_value_heads=4,
-            intermediate_size=5632, vocab_size=32000,
+            hidden_size=2048,
+            num_layers=22,
+            num_attention_heads=32,
+            num_key_value_heads=4,
+            intermediate_size=5632,
+            vocab_size=32000,
         ),
         "training": dict(batch_size=4, sequence_length=2048, learning_rate=3e-4),
     },
-}  # fmt: skip
+}
 
 
 def read_yaml(path: Path) -> dict[str, dict[str, Any]]:
-    """The sections of a configuration file. UsageError: it is missing, not YAML, or not a mapping of mappings."""
+    """The sections of a configuration file. UsageError: it is missing, not YAML, or not a mapping
+    of mappings.
+    """
     text = read_text(path)
     try:
         content = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:  # also a date that does not exist, and a number of thousands of digits
+    # also a date that does not exist, and a number of thousands of digits
+    except (yaml.YAMLError, ValueError) as error:
         raise UsageError(f"config {path} is not valid YAML: {error}") from error
-    if not isinstance(content, dict) or not all(isinstance(section, dict) for section in content.values()):
-        raise UsageError(f"config {path} must hold the sections `model:` and `training:`, each with `key: value` lines")
+    if not isinstance(content, dict) or not all(
+        isinstance(section, dict) for section in content.values()
+    ):
+        raise UsageError(
+            f"config {path} must hold the sections `model:` and `training:`, each with `key: value` lines"
+        )
     return content
 
 
 def resolve(preset: str = "tiny", file: Path | None = None, **overrides: dict[str, Any]) -> Config:
-    """Merges preset, YAML file and flags (None: not given), by section. UsageError: a value is wrong, or contradicts another."""
-    sections: dict[str, dict[str, Any]] = {name: dict(values) for name, values in PRESETS[preset].items()}
-    given = {name: {key: value for key, value in values.items() if value is not None} for name, values in overrides.items()}
+    """Merges preset, YAML file and flags (None: not given), by section. UsageError: a value is
+    wrong, or contradicts another.
+    """
+    sections: dict[str, dict[str, Any]] = {
+        name: dict(values) for name, values in PRESETS[preset].items()
+    }
+    given = {
+        name: {key: value for key, value in values.items() if value is not None}
+        for name, values in overrides.items()
+    }
     for source in (read_yaml(file) if file else {}, given):
         for name, values in source.items():
             sections.setdefault(name, {}).update(values)
     try:
         config = Config.model_validate(sections)
     except ValidationError as error:
-        raise UsageError(f"config {file}: " * bool(file) + "; ".join(map(_describe, error.errors()))) from error
-    length, longest = config.training.sequence_length, config.model.max_sequence_length
+        raise UsageError(
+            f"config {file}: " * bool(file) + "; ".join(map(_describe, error.errors()))
+        ) from error
+    length = config.training.sequence_length
+    longest = config.model.max_sequence_length
     if length > longest and "max_sequence_length" in sections["model"]:
-        raise UsageError(f"sequence length {length} is above the config's max_sequence_length {longest}: lower --seq-len")
-    if length > longest:  # the rotary tables grow with the run: no parameter depends on their length
-        config = config.model_copy(update={"model": config.model.model_copy(update={"max_sequence_length": length})})
+        raise UsageError(
+            f"sequence length {length} is above the config's max_sequence_length {longest}: lower --seq-len"
+        )
+    # the rotary tables grow with the run: no parameter depends on their length
+    if length > longest:
+        config = config.model_copy(
+            update={"model": config.model.model_copy(update={"max_sequence_length": length})}
+        )
     return config
 
 
 def _describe(item: Any) -> str:
-    where, message = ".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")
+    where = ".".join(map(str, item["loc"]))
+    message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
         sections: dict[str, type[BaseModel]] = {"model": ModelConfig, "training": TrainingConfig}
         known = sections.get(item["loc"][0], Config)
         return f"unknown key {where} (known: {', '.join(known.model_fields)})"
-    return message if item["type"] == "value_error" else f"{where} = {item['input']!r}: {message[0].lower()}{message[1:]}"
+    return (
+        message
+        if item["type"] == "value_error"
+        else f"{where} = {item['input']!r}: {message[0].lower()}{message[1:]}"
+    )

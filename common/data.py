@@ -1,14 +1,15 @@
 """Training data: real text by default, and a synthetic source whose best possible loss is known.
 
-- `stdlib`: the source of this interpreter's standard library without its tests (about 10 MB of Python that every
-  machine has), as tokens of a byte-level BPE trained on it. It differs between Python versions. Paths in the
-  configuration of the build differ even between installations of one version. So losses differ, too.
-- `synthetic`: a seeded Markov chain. Every state has the same few successor probabilities, so its entropy per token,
-  the loss that no model can beat, is exactly that of those probabilities.
+- `stdlib`: the source of this interpreter's standard library without its tests (about 10 MB of
+  Python that every machine has), as tokens of a byte-level BPE trained on it. It differs between
+  Python versions. Paths in the configuration of the build differ even between installations of one
+  version. So losses differ, too.
+- `synthetic`: a seeded Markov chain. Every state has the same few successor probabilities, so its
+  entropy per token, the loss that no model can beat, is exactly that of those probabilities.
 - a file: any UTF-8 text, through a BPE trained on it.
 
-Tokens and tokenizer are cached in ~/.cache, or the folder XDG_CACHE_HOME, under a name that holds the text's sha256, so a cache
-is never stale. Several processes may start at once.
+Tokens and tokenizer are cached in ~/.cache, or the folder XDG_CACHE_HOME, under a name that holds
+the text's sha256, so a cache is never stale. Several processes may start at once.
 """
 
 import hashlib
@@ -40,7 +41,8 @@ BYTE_ALPHABET = 256  # a byte-level BPE has at least one token a byte
 PIECE = 2**18  # characters that are encoded at once, or more up to the next white space
 ALONE = Ranks()
 DAY = 86400  # seconds
-# A byte-level BPE cuts before white space that follows something else (its expression for a word: Radford et al. 2019, GPT-2).
+# A byte-level BPE cuts before white space that follows something else (its expression for a word:
+# Radford et al. 2019, GPT-2).
 CUT = re.compile(r"\S(?=[ \t\n\u00a0])")
 
 
@@ -56,15 +58,19 @@ class Dataset:
 
     def describe(self) -> dict[str, object]:
         return {
-            "name": self.name, "tokens": len(self.tokens), "sha256": self.sha256,
-            "python": platform.python_version(), "entropy_floor": self.entropy_floor,
-        }  # fmt: skip
+            "name": self.name,
+            "tokens": len(self.tokens),
+            "sha256": self.sha256,
+            "python": platform.python_version(),
+            "entropy_floor": self.entropy_floor,
+        }
 
 
 def load(name: str, vocab_size: int, seed: int) -> Dataset:
     """The dataset called `stdlib` or `synthetic`, or the text file of that name.
 
-    UsageError: the file cannot be read, is empty or not UTF-8, or the vocabulary is too small for a byte-level BPE.
+    UsageError: the file cannot be read, is empty or not UTF-8, or the vocabulary is too small for a
+    byte-level BPE.
     """
     if name == "synthetic":
         return markov(vocab_size, seed)
@@ -82,7 +88,11 @@ def load(name: str, vocab_size: int, seed: int) -> Dataset:
 def _stdlib_modules() -> Iterator[str]:
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-    for path in sorted(path for path in root.rglob("*.py") if not skipped.intersection(path.relative_to(root).parts)):
+    for path in sorted(
+        path
+        for path in root.rglob("*.py")
+        if not skipped.intersection(path.relative_to(root).parts)
+    ):
         yield path.read_text(encoding="utf-8", errors="replace")
 
 
@@ -92,7 +102,9 @@ def _file(name: str) -> str:
     try:
         return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        raise UsageError(f"--data {name} is not UTF-8 text (byte {error.start}); convert it first") from error
+        raise UsageError(
+            f"--data {name} is not UTF-8 text (byte {error.start}); convert it first"
+        ) from error
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -105,7 +117,9 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def markov(vocab_size: int, seed: int) -> Dataset:
-    """A Markov chain over V states; each goes to 8 successors with probabilities proportional to 1, 1/2, ..., 1/8."""
+    """A Markov chain over V states; each goes to 8 successors with probabilities proportional to 1,
+    1/2, ..., 1/8.
+    """
     generator = np.random.default_rng(seed)
     successors = min(SYNTHETIC_SUCCESSORS, vocab_size)
     probabilities = 1.0 / np.arange(1, successors + 1)
@@ -114,7 +128,8 @@ def markov(vocab_size: int, seed: int) -> Dataset:
     permuted = generator.permutation(vocab_size).tolist()
     offsets = generator.choice(vocab_size, successors, replace=False)
     steps = offsets[generator.choice(successors, SYNTHETIC_TOKENS, p=probabilities)].tolist()
-    tokens, state = [], 0
+    tokens = []
+    state = 0
     for step in steps:
         state = permuted[(state + step) % vocab_size]
         tokens.append(state)
@@ -128,23 +143,30 @@ def split(dataset: Dataset) -> tuple[Dataset, Dataset]:
     start = len(dataset.tokens) - len(dataset.tokens) // HELD_OUT
     training = dataset.tokens[:start]
     held_out = replace(dataset, name=f"{dataset.name} (held out)", tokens=dataset.tokens[start:])
-    return replace(dataset, tokens=training, sha256=hashlib.sha256(training.data).hexdigest()), held_out
+    return replace(
+        dataset, tokens=training, sha256=hashlib.sha256(training.data).hexdigest()
+    ), held_out
 
 
 class Batches:
     """A fixed sequence of batches of random windows, the same for the same seed on every device.
 
-    `batches[i]` is (input_ids, targets), each [B, S] int64 on the device; targets are the tokens that follow (shifted by
-    one here, and nowhere else). An index past the end starts over.
+    `batches[i]` is (input_ids, targets), each [B, S] int64 on the device; targets are the tokens
+    that follow (shifted by one here, and nowhere else). An index past the end starts over.
 
-    Of several processes, each gets B sequences of a batch of world_size x B, in the order of the ranks: together they see
-    what one process with that batch size sees.
+    Of several processes, each gets B sequences of a batch of world_size x B, in the order of the
+    ranks: together they see what one process with that batch size sees.
 
     UsageError: the data is shorter than one window.
     """
 
     def __init__(
-        self, dataset: Dataset, sizes: tuple[int, int, int], seed: int, device: torch.device, here: Ranks = ALONE
+        self,
+        dataset: Dataset,
+        sizes: tuple[int, int, int],
+        seed: int,
+        device: torch.device,
+        here: Ranks = ALONE,
     ) -> None:
         """`sizes`: B, S, and how many batches there are."""
         batch_size, sequence_length, count = sizes
@@ -154,10 +176,12 @@ class Batches:
                 f"data {dataset.name} has {len(dataset.tokens)} tokens, too few for a sequence length of "
                 f"{sequence_length}: lower --seq-len or give more text"
             )
-        generator, shape = torch.Generator().manual_seed(seed), (count, here.world_size, batch_size, 1)
+        generator = torch.Generator().manual_seed(seed)
+        shape = (count, here.world_size, batch_size, 1)
         starts = torch.randint(available, shape, generator=generator)[:, here.rank]
         self.starts = starts.contiguous().to(device)  # [steps, B, 1]
-        tokens = torch.from_numpy(dataset.tokens.view(np.int32))  # [N]; on a CPU not a copy, but the file itself
+        # [N]; on a CPU not a copy, but the file itself
+        tokens = torch.from_numpy(dataset.tokens.view(np.int32))
         self.tokens = tokens.to(device).long() if is_gpu(device) else tokens
         self.window = torch.arange(sequence_length + 1, device=device)  # [S + 1]
 
@@ -168,7 +192,10 @@ class Batches:
 
 def cache_folder() -> Path:
     """The folder of the caches, made if need be. UsageError: it cannot be written to."""
-    return writable_folder(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiny_llama", "XDG_CACHE_HOME")
+    return writable_folder(
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiny_llama",
+        "XDG_CACHE_HOME",
+    )
 
 
 def _tokenized(name: str, texts: Sequence[str], vocab_size: int) -> Dataset:
@@ -185,18 +212,24 @@ def _tokenized(name: str, texts: Sequence[str], vocab_size: int) -> Dataset:
         if tokens.ndim != 1 or tokens.max() >= vocab_size:
             raise ValueError("they are of another vocabulary")
     except (OSError, ValueError) as error:
-        raise UsageError(f"the cached tokens in {folder} are damaged: remove that folder") from error
+        raise UsageError(
+            f"the cached tokens in {folder} are damaged: remove that folder"
+        ) from error
     return Dataset(name, tokens, digest, tokenizer=folder / "tokenizer.json")
 
 
 def _build(folder: Path, texts: Sequence[str], vocab_size: int) -> None:
-    """Builds beside `folder` and moves into place; where another process was faster, its result stays."""
+    """Builds beside `folder` and moves into place; where another process was faster, its result
+    stays.
+    """
     from common import bpe
 
     for left in folder.parent.glob(".*-v*"):  # by a build that was killed
         if time.time() - left.stat().st_mtime > DAY:
             shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(
+        dir=folder.parent, prefix=f".{folder.name}-", ignore_cleanup_errors=True
+    ) as name:
         bpe.build(texts, vocab_size, Path(name))
         try:
             Path(name).rename(folder)

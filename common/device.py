@@ -1,7 +1,7 @@
 """Chooses, prepares and describes the device, so that no tiny_llama_vN.py calls torch.cuda itself.
 
-A CUDA and a ROCm build of PyTorch both answer as `cuda`; `torch.version.hip` tells them apart. On a CPU the calls that
-have no meaning do nothing.
+A CUDA and a ROCm build of PyTorch both answer as `cuda`; `torch.version.hip` tells them apart. On a
+CPU the calls that have no meaning do nothing.
 """
 
 import contextlib
@@ -20,11 +20,15 @@ import torch
 
 
 def select(name: str) -> torch.device:
-    """`auto` takes the GPU if there is one. UsageError: a GPU was asked for and there is none, or the name is unknown."""
+    """`auto` takes the GPU if there is one. UsageError: a GPU was asked for and there is none, or
+    the name is unknown.
+    """
     if name not in ("auto", "cpu", "cuda"):
         raise UsageError(f"there is no device {name!r}: use auto, cpu or cuda")
     if name == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: PyTorch sees no GPU here; use --device cpu, or install a CUDA or ROCm build of torch")
+        raise UsageError(
+            "--device cuda: PyTorch sees no GPU here; use --device cpu, or install a CUDA or ROCm build of torch"
+        )
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
@@ -34,19 +38,26 @@ def is_gpu(device: torch.device) -> bool:
 
 def configure(device: torch.device, seed: int, allow_tf32: bool = False) -> None:
     """Seeds PyTorch, and makes runs with the same seed on the same device bitwise reproducible."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:1")  # 4 MiB a stream: deterministic, as fast as 32
+    # 4 MiB a stream: deterministic, as fast as 32
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:1")
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
     # A debugging aid that would add a kernel per allocation; PyTorch declares no types for it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    if allow_tf32 and is_gpu(device) and "gfx942" in getattr(torch.cuda.get_device_properties(device), "gcnArchName", ""):
+    if (
+        allow_tf32
+        and is_gpu(device)
+        and "gfx942" in getattr(torch.cuda.get_device_properties(device), "gcnArchName", "")
+    ):
         os.environ.setdefault("HIPBLASLT_ALLOW_TF32", "1")  # without it an MI300 multiplies in fp32
     torch.backends.cuda.matmul.allow_tf32 = allow_tf32
     torch.backends.cudnn.allow_tf32 = allow_tf32
 
 
 def compile_problem(device: torch.device) -> str | None:
-    """Why torch.compile does not work here (no C++ compiler, no Triton), in one line; None if it does."""
+    """Why torch.compile does not work here (no C++ compiler, no Triton), in one line; None if it
+    does.
+    """
     try:
         torch.compile(lambda x: x.sin() * 2)(torch.ones(8, device=device))
     except Exception as error:  # whatever the reason, the caller shows it
@@ -55,7 +66,9 @@ def compile_problem(device: torch.device) -> str | None:
 
 
 def compiled(function: Callable, device: torch.device, on: bool | str = True) -> Callable:
-    """torch.compile of a function (`on` may be a mode), or itself if it is off. UsageError: torch.compile does not work here."""
+    """torch.compile of a function (`on` may be a mode), or itself if it is off. UsageError:
+    torch.compile does not work here.
+    """
     if not on:
         return function
     if problem := compile_problem(device):
@@ -70,7 +83,9 @@ def synchronize(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def stream_before_capture() -> Iterator[None]:
-    """Runs the code inside it on a stream of its own, as all work must have run before it is captured."""
+    """Runs the code inside it on a stream of its own, as all work must have run before it is
+    captured.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -79,15 +94,20 @@ def stream_before_capture() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def capturing(graph: torch.cuda.CUDAGraph, collectives: bool, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
-    """Captures what the code inside it launches; with `collectives` another thread may ask the GPU for something meanwhile, as
-    NCCL's does. An error of that code is raised, and not the one with which the broken capture then ends.
+def capturing(
+    graph: torch.cuda.CUDAGraph, collectives: bool, stream: torch.cuda.Stream | None = None
+) -> Iterator[None]:
+    """Captures what the code inside it launches; with `collectives` another thread may ask the GPU
+    for something meanwhile, as NCCL's does. An error of that code is raised, and not the one with
+    which the broken capture then ends.
 
-    A capture fails if Python meanwhile frees another graph or a module of kernels, or if garbage still holds the autograd graph
-    of a step on the default stream. So garbage is collected before, and what is older than the capture not before its end.
-    PyTorch 2.9 and later leave this to the program (pytorch pull request 161037).
+    A capture fails if Python meanwhile frees another graph or a module of kernels, or if garbage
+    still holds the autograd graph of a step on the default stream. So garbage is collected before,
+    and what is older than the capture not before its end. PyTorch 2.9 and later leave this to the
+    program (pytorch pull request 161037).
     """
-    mode, first = "thread_local" if collectives else "global", None
+    mode = "thread_local" if collectives else "global"
+    first = None
     gc.collect()
     gc.freeze()
     try:
@@ -104,9 +124,11 @@ def capturing(graph: torch.cuda.CUDAGraph, collectives: bool, stream: torch.cuda
 
 
 def capture_graph(work: Callable[[], object], times: int = 1) -> Callable[[], None]:
-    """Captures a function's work on the GPU, `times` over, as a CUDA or HIP graph; a call of the result replays it.
+    """Captures a function's work on the GPU, `times` over, as a CUDA or HIP graph; a call of the
+    result replays it.
 
-    The function must not wait for the GPU. The memory that it reads and writes stays where it was while the graph was captured.
+    The function must not wait for the GPU. The memory that it reads and writes stays where it was
+    while the graph was captured.
     """
     with stream_before_capture():  # or the capture could take in the warm-up's work
         for _ in range(3):
@@ -124,16 +146,27 @@ def describe(device: torch.device) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(device)
         kind = "rocm" if torch.version.hip else "cuda"
         return {
-            "kind": kind, "name": properties.name, "memory_mib": properties.total_memory / 2**20,
+            "kind": kind,
+            "name": properties.name,
+            "memory_mib": properties.total_memory / 2**20,
             "multiprocessors": properties.multi_processor_count,
-        }  # fmt: skip
+        }
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20
-    return {"kind": "cpu", "name": _cpu_name(), "memory_mib": memory, "threads": torch.get_num_threads()}
+    return {
+        "kind": "cpu",
+        "name": _cpu_name(),
+        "memory_mib": memory,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def _cpu_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
+    match = (
+        re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
+        if cpuinfo.exists()
+        else None
+    )
     return match.group(1).strip() if match else platform.processor() or platform.machine()
 
 
@@ -148,7 +181,8 @@ def environment() -> dict[str, Any]:
     }
 
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -159,10 +193,12 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device, graph_bytes: int = 0) -> dict[str, Any]:
-    """Peak since `reset_peak_memory`, in MiB: of the allocator on a GPU, of the process's resident set on a CPU.
+    """Peak since `reset_peak_memory`, in MiB: of the allocator on a GPU, of the process's resident
+    set on a CPU.
 
-    On a GPU `peak_mib` is what tensors took at once, and `reserved_mib` what the allocator's pools held, graphs' pools included.
-    `graph_bytes` is what a captured step allocates at once, which the allocator counts only while it is captured.
+    On a GPU `peak_mib` is what tensors took at once, and `reserved_mib` what the allocator's pools
+    held, graphs' pools included. `graph_bytes` is what a captured step allocates at once, which the
+    allocator counts only while it is captured.
     """
     if is_gpu(device):
         peak = max(torch.cuda.max_memory_allocated(device), graph_bytes)
@@ -173,13 +209,18 @@ def peak_memory(device: torch.device, graph_bytes: int = 0) -> dict[str, Any]:
         return {"peak_mib": int(kib) / 1024, "kind": "process RSS"}
     import resource  # no /proc: macOS, where the peak is in bytes
 
-    return {"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, "kind": "process RSS"}
+    return {
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "kind": "process RSS",
+    }
 
 
 def limit_memory(device: torch.device, mib: float) -> None:
-    """Makes allocations past `mib` fail in this process on a Linux CPU, with an error that `is_out_of_memory` knows.
+    """Makes allocations past `mib` fail in this process on a Linux CPU, with an error that
+    `is_out_of_memory` knows.
 
-    Otherwise Linux promises more memory than there is, and kills a process when it is used. A GPU's allocator refuses by itself.
+    Otherwise Linux promises more memory than there is, and kills a process when it is used. A GPU's
+    allocator refuses by itself.
     """
     if not is_gpu(device) and sys.platform == "linux":
         import resource
@@ -189,8 +230,11 @@ def limit_memory(device: torch.device, mib: float) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (min([int(mib * 2**20), *limits]), hard))
 
 
-OUT_OF_MEMORY = ("can't allocate memory", "error: out of memory", "STATUS_ALLOC_FAILED")  # CPU; CUDA and HIP; their BLAS
+# CPU; CUDA and HIP; their BLAS
+OUT_OF_MEMORY = ("can't allocate memory", "error: out of memory", "STATUS_ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        text in str(error) for text in OUT_OF_MEMORY
+    )

@@ -1,7 +1,9 @@
-"""The allocations of one training step (`--memory-snapshot FILE`), for PyTorch's viewer and for a program.
+"""The allocations of one training step (`--memory-snapshot FILE`), for PyTorch's viewer and for a
+program.
 
-FILE.pickle opens in https://pytorch.org/memory_viz. Loading a pickle runs code, so FILE.json says the same in short: each
-allocation, each release, and the line of ours that asked for it. Autograd's own operations have no such line: `backward`.
+FILE.pickle opens in https://pytorch.org/memory_viz. Loading a pickle runs code, so FILE.json says
+the same in short: each allocation, each release, and the line of ours that asked for it. Autograd's
+own operations have no such line: `backward`.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,13 +19,16 @@ SCHEMA = "tiny-llama-memory-snapshot/1"
 
 
 def take(file: Path, step: Callable[[], object], header: Mapping[str, Any], keep: bool) -> None:
-    """Runs the step, a warmed-up one, while the allocator keeps its history; writes both files if `keep`."""
+    """Runs the step, a warmed-up one, while the allocator keeps its history; writes both files if
+    `keep`.
+    """
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     torch.cuda.memory._record_memory_history(context="alloc", stacks="python")
     step()
     torch.cuda.synchronize()
-    peak, snapshot = torch.cuda.max_memory_allocated(), torch.cuda.memory._snapshot()
+    peak = torch.cuda.max_memory_allocated()
+    snapshot = torch.cuda.memory._snapshot()
     if keep:
         torch.cuda.memory._dump_snapshot(str(file.with_suffix(".pickle")))
         content = {**header, "peak_bytes": peak, **events(snapshot, torch.cuda.current_device())}
@@ -32,7 +37,8 @@ def take(file: Path, step: Callable[[], object], header: Mapping[str, Any], keep
 
 
 def events(snapshot: Mapping[str, Any], device: int) -> dict[str, Any]:
-    """`before_bytes`, which were allocated before the history began; `places`; and `events`, each [block, bytes, place].
+    """`before_bytes`, which were allocated before the history began; `places`; and `events`, each
+    [block, bytes, place].
 
     A release has the block of its allocation, and less than 0 bytes.
     """
@@ -46,11 +52,22 @@ def events(snapshot: Mapping[str, Any], device: int) -> dict[str, Any]:
         if sign > 0:
             numbers[event["addr"]] = len(rows)
         number = numbers[event["addr"]]
-        place = places.setdefault(_place(event["frames"]), len(places)) if sign > 0 else rows[number][2]
+        place = (
+            places.setdefault(_place(event["frames"]), len(places)) if sign > 0 else rows[number][2]
+        )
         rows.append([number, sign * event["size"], place])
-    blocks = [block for segment in snapshot["segments"] if segment["device"] == device for block in segment["blocks"]]
+    blocks = [
+        block
+        for segment in snapshot["segments"]
+        if segment["device"] == device
+        for block in segment["blocks"]
+    ]
     after = sum(block["requested_size"] for block in blocks if block["state"].startswith("active"))
-    return {"before_bytes": after - sum(size for _, size, _ in rows), "places": list(places), "events": rows}
+    return {
+        "before_bytes": after - sum(size for _, size, _ in rows),
+        "places": list(places),
+        "events": rows,
+    }
 
 
 def _place(frames: list[Mapping[str, Any]]) -> str:

@@ -1,4 +1,6 @@
-"""The joules that an NVIDIA GPU has drawn: a reading of NVML, the library that comes with the driver."""
+"""The joules that an NVIDIA GPU has drawn: a reading of NVML, the library that comes with the
+driver.
+"""
 
 import ctypes
 import functools
@@ -12,7 +14,8 @@ import torch
 @functools.cache
 def _gpu() -> tuple[Any, ctypes.c_void_p]:
     """The library, and its handle of PyTorch's current GPU."""
-    library, handle = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
+    library = ctypes.CDLL("libnvidia-ml.so.1")
+    handle = ctypes.c_void_p()
     uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
     library.nvmlInit_v2()
     library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), ctypes.byref(handle))

@@ -1,4 +1,6 @@
-"""Number formats of a run: fp32, or mixed precision by autocast (with loss scaling where the format needs it)."""
+"""Number formats of a run: fp32, or mixed precision by autocast (with loss scaling where the format
+needs it).
+"""
 
 import functools
 from contextlib import AbstractContextManager
@@ -11,7 +13,11 @@ from torch import Tensor
 
 AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 Name = Literal["fp32", "bf16", "fp16"]
-SHORT: dict[torch.dtype, Name] = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+SHORT: dict[torch.dtype, Name] = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+}
 
 
 def amp_dtype(options: Any) -> torch.dtype | None:
@@ -22,20 +28,30 @@ def amp_dtype(options: Any) -> torch.dtype | None:
 def products_dtype(x: Tensor, otherwise: torch.dtype | None = None) -> torch.dtype:
     """The dtype of matrix products on x: autocast's; where autocast is off, `otherwise` or x's own."""
     device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else otherwise or x.dtype
+    return (
+        torch.get_autocast_dtype(device)
+        if torch.is_autocast_enabled(device)
+        else otherwise or x.dtype
+    )
 
 
 class Precision:
-    """Autocast and loss scaling for one run; in fp32 every call hands its argument straight through.
+    """Autocast and loss scaling for one run; in fp32 every call hands its argument straight
+    through.
 
-    float16 gradients underflow, so its loss is scaled (Micikevicius et al. 2017, arXiv:1710.03740); bfloat16 has
-    float32's exponent and needs none.
+    float16 gradients underflow, so its loss is scaled (Micikevicius et al. 2017, arXiv:1710.03740);
+    bfloat16 has float32's exponent and needs none.
     """
 
     def __init__(self, device: torch.device, amp_dtype: torch.dtype | None) -> None:
-        if amp_dtype == torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        if (
+            amp_dtype == torch.bfloat16
+            and device.type == "cuda"
+            and not torch.cuda.is_bf16_supported(including_emulation=False)
+        ):
             raise UsageError("this GPU only emulates bfloat16: take --amp-dtype float16")
-        self.device, self.dtype = device, amp_dtype or torch.float32
+        self.device = device
+        self.dtype = amp_dtype or torch.float32
         self.scaler = torch.amp.GradScaler(device.type, enabled=amp_dtype == torch.float16)
 
     @property
@@ -49,7 +65,9 @@ class Precision:
         return self.scaler.scale(loss)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """optimizer.step(); in float16 it is left out when a gradient overflowed (one host synchronization)."""
+        """optimizer.step(); in float16 it is left out when a gradient overflowed (one host
+        synchronization).
+        """
         self.scaler.step(optimizer)
         self.scaler.update()
 
@@ -61,9 +79,14 @@ def adds_in_float32(device: torch.device) -> bool:
 
 @functools.cache
 def _addmm_writes_float32(device: torch.device) -> bool:
-    """Asks once, by a sum that a 16-bit number cannot hold: ROCm's PyTorch can since 2.10 (its pull request 162600)."""
-    ones, total = torch.ones(16, 16, dtype=torch.bfloat16, device=device), torch.full((16, 16), 2.0**-12, device=device)
+    """Asks once, by a sum that a 16-bit number cannot hold: ROCm's PyTorch can since 2.10 (its pull
+    request 162600).
+    """
+    ones = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
+    total = torch.full((16, 16), 2.0**-12, device=device)
     try:
-        return bool((torch.addmm(total, ones, ones, out_dtype=torch.float32) == 16 + 2.0**-12).all())
+        return bool(
+            (torch.addmm(total, ones, ones, out_dtype=torch.float32) == 16 + 2.0**-12).all()
+        )
     except (RuntimeError, TypeError):
         return False

@@ -3,8 +3,8 @@
     python -m common.preflight                    # also `make preflight`; takes about a minute
     python -m common.preflight --json FILE.json   # the same for an instructor who collects the files of all attendees
 
-Each check prints one line. MACHINES.md says which part of the workshop needs what, and how to mend what is missing.
-Exit code 0 says that Version 1 can be run, 1 that it can't.
+Each check prints one line. MACHINES.md says which part of the workshop needs what, and how to mend
+what is missing. Exit code 0 says that Version 1 can be run, 1 that it can't.
 """
 
 import argparse
@@ -45,18 +45,32 @@ class Check:
 
 def pytorch() -> Check:
     [(oldest, limit)] = re.findall(r'"torch>=([\d.]+),<([\d.]+)"', PROJECT)
-    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}" if torch.version.hip else "CPU"
+    build = (
+        f"CUDA {torch.version.cuda}"
+        if torch.version.cuda
+        else f"ROCm {torch.version.hip}"
+        if torch.version.hip
+        else "CPU"
+    )
     fits = oldest <= torch.__version__ < limit  # as versions, not as text
     needed = "" if fits else f"; {oldest} or newer, below {limit}, is needed"
-    return Check("torch", fits, f"{torch.__version__} ({build}), Python {platform.python_version()}{needed}")
+    return Check(
+        "torch", fits, f"{torch.__version__} ({build}), Python {platform.python_version()}{needed}"
+    )
 
 
 def gpu(device: torch.device) -> Check:
     if not devices.is_gpu(device):
-        return Check("GPU", False, "PyTorch sees none: everything runs on the CPU, without GPU times")
+        return Check(
+            "GPU", False, "PyTorch sees none: everything runs on the CPU, without GPU times"
+        )
     described = devices.describe(device)
     free, total = torch.cuda.mem_get_info(device)
-    bf16 = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no bf16: give --amp-dtype float16"
+    bf16 = (
+        "bf16"
+        if torch.cuda.is_bf16_supported(including_emulation=False)
+        else "no bf16: give --amp-dtype float16"
+    )
     gpus = f"{torch.cuda.device_count()} of {described['name']}"
     return Check("GPU", True, f"{gpus}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free, {bf16}")
 
@@ -91,24 +105,39 @@ def triton() -> Check:
     try:
         import triton
     except ImportError as error:
-        return Check("triton", False, f"{first_line(error)}: Versions 3 and 4 run PyTorch's operations in place of their kernels")
+        return Check(
+            "triton",
+            False,
+            f"{first_line(error)}: Versions 3 and 4 run PyTorch's operations in place of their kernels",
+        )
     return Check("triton", True, triton.__version__)
 
 
 def profiler(device: torch.device) -> Check:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch 2.12 and later print two lines of noise per profile
-    x, on_gpu = torch.ones(64, 64, device=device), devices.is_gpu(device)
-    activities = [torch.profiler.ProfilerActivity.CPU, *[torch.profiler.ProfilerActivity.CUDA] * on_gpu]
+    # torch 2.12 and later print two lines of noise per profile
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    x = torch.ones(64, 64, device=device)
+    on_gpu = devices.is_gpu(device)
+    activities = [
+        torch.profiler.ProfilerActivity.CPU,
+        *[torch.profiler.ProfilerActivity.CUDA] * on_gpu,
+    ]
     with torch.profiler.profile(activities=activities) as profile:
         _ = x @ x
         devices.synchronize(device)
     kernels = any(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
-    return Check("profiler", kernels or not on_gpu, f"torch.profiler sees {'kernels' if kernels else 'operators alone'}")
+    return Check(
+        "profiler",
+        kernels or not on_gpu,
+        f"torch.profiler sees {'kernels' if kernels else 'operators alone'}",
+    )
 
 
 def tools() -> Check:
     found = [name for name in TOOLS if shutil.which(name)]
-    return Check("tools", bool(found), f"{', '.join(found) or 'none of ' + ', '.join(TOOLS)} on PATH")
+    return Check(
+        "tools", bool(found), f"{', '.join(found) or 'none of ' + ', '.join(TOOLS)} on PATH"
+    )
 
 
 def checks(device: torch.device) -> Iterator[Check]:
@@ -125,7 +154,9 @@ def checks(device: torch.device) -> Iterator[Check]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE.json", help="also write the checks as JSON")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE.json", help="also write the checks as JSON"
+    )
     options = cli.parse(parser)
     path = writable_file(options.json, "--json") if options.json else None
     found = []
@@ -134,9 +165,15 @@ def main() -> int:
         print(check.line(), flush=True)
     if path:
         checked = [asdict(check) for check in found]
-        write_json(path, {"schema": SCHEMA, "environment": devices.environment(), "checks": checked})
+        write_json(
+            path, {"schema": SCHEMA, "environment": devices.environment(), "checks": checked}
+        )
     ready = all(check.ok for check in found if check.name in NEEDED)
-    print("\nVersion 1 can be run" if ready else "\nVersion 1 can't be run: mend what is missing for it first")
+    print(
+        "\nVersion 1 can be run"
+        if ready
+        else "\nVersion 1 can't be run: mend what is missing for it first"
+    )
     return 0 if ready else 1
 
 

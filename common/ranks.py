@@ -1,4 +1,6 @@
-"""Which process of a job this is, as torchrun's environment says. A process that torchrun did not start is rank 0 of 1."""
+"""Which process of a job this is, as torchrun's environment says. A process that torchrun did not
+start is rank 0 of 1.
+"""
 
 import os
 from typing import NamedTuple

@@ -1,11 +1,14 @@
-"""Root-mean-square layer normalization (Zhang and Sennrich 2019, arXiv:1910.07467), as separate PyTorch operations."""
+"""Root-mean-square layer normalization (Zhang and Sennrich 2019, arXiv:1910.07467), as separate
+PyTorch operations.
+"""
 
 import torch
 from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """weight * x / sqrt(mean(x^2) + eps), the mean over the last dimension, computed in at least float32.
+    """weight * x / sqrt(mean(x^2) + eps), the mean over the last dimension, computed in at least
+    float32.
 
     Args:
         x: [..., D].

@@ -1,4 +1,5 @@
-"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864), rotating the two halves of a head as transformers does.
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864), rotating the two halves of a head
+as transformers does.
 
 Position s turns the pair (x_i, x_{i + Dh/2}) by the angle s * theta^(-2i / Dh):
 
@@ -10,10 +11,18 @@ from torch import Tensor
 
 
 def rope_tables(head_dim: int, max_sequence_length: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin, each [max_sequence_length, Dh] in float32; the second half of Dh repeats the first."""
+    """cos and sin, each [max_sequence_length, Dh] in float32; the second half of Dh repeats the
+    first.
+    """
     cpu = torch.device("cpu")  # for the same bits on every device
-    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device=cpu) / head_dim)  # [Dh/2]
-    angles = torch.outer(torch.arange(max_sequence_length, dtype=torch.float32, device=cpu), frequencies)  # [S, Dh/2]
+    # [Dh/2]
+    frequencies = 1.0 / theta ** (
+        torch.arange(0, head_dim, 2, dtype=torch.float32, device=cpu) / head_dim
+    )
+    # [S, Dh/2]
+    angles = torch.outer(
+        torch.arange(max_sequence_length, dtype=torch.float32, device=cpu), frequencies
+    )
     angles = torch.cat((angles, angles), dim=-1)  # [S, Dh]
     return angles.cos(), angles.sin()
 
@@ -36,5 +45,7 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
         Rotated q and k, shapes and dtype unchanged.
     """
     length = q.shape[-2]
-    cos, sin = cos[:length].to(q.dtype), sin[:length].to(q.dtype)  # [S, Dh], broadcast over B and heads
+    # [S, Dh], broadcast over B and heads
+    cos = cos[:length].to(q.dtype)
+    sin = sin[:length].to(q.dtype)
     return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin

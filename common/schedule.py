@@ -1,4 +1,6 @@
-"""The learning rate of each step (`--lr-schedule`): constant, or a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983)."""
+"""The learning rate of each step (`--lr-schedule`): constant, or a cosine (Loshchilov and Hutter
+2017, arXiv:1608.03983).
+"""
 
 import math
 
@@ -11,13 +13,15 @@ from torch import Tensor
 def learning_rate(options: RunOptions, step: int) -> float:
     """The rate of a step, the first of which is 0.
 
-    With the rate r of the options, a warm-up of W steps and a decay that ends at step T (`lr_decay_steps`, or all steps):
+    With the rate r of the options, a warm-up of W steps and a decay that ends at step T
+    (`lr_decay_steps`, or all steps):
 
         step < W                    r (step + 1) / W
         constant                    r
         cosine                      r (1 + cos(pi (step - W) / (T - W))) / 2, and 0 from step T on
     """
-    rate, warm_up = options.learning_rate, options.lr_warmup_steps
+    rate = options.learning_rate
+    warm_up = options.lr_warmup_steps
     if step < warm_up:
         return rate * (step + 1) / warm_up
     if options.lr_schedule == "constant":
@@ -28,12 +32,20 @@ def learning_rate(options: RunOptions, step: int) -> float:
 
 def described(options: RunOptions) -> str:
     """ "constant", "cosine to step 300 after 20 steps"."""
-    to = f" to step {options.lr_decay_steps or options.num_steps}" * (options.lr_schedule == "cosine")
-    return options.lr_schedule + to + f" after {options.lr_warmup_steps} steps" * (options.lr_warmup_steps > 0)
+    to = f" to step {options.lr_decay_steps or options.num_steps}" * (
+        options.lr_schedule == "cosine"
+    )
+    return (
+        options.lr_schedule
+        + to
+        + f" after {options.lr_warmup_steps} steps" * (options.lr_warmup_steps > 0)
+    )
 
 
 def move_rate(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Puts the rate into a tensor: a captured step keeps a Python number for ever, and reads a tensor anew."""
+    """Puts the rate into a tensor: a captured step keeps a Python number for ever, and reads a
+    tensor anew.
+    """
     for group in optimizer.param_groups:
         group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
 

@@ -1,7 +1,8 @@
 """Named spans of a training step, the same names in every version, seen by every profiler.
 
-While a torch profile is being taken a span is a `record_function`; on a GPU it is also an nvtx range, which ROCm builds
-of PyTorch emit as roctx (`rocprofv3 --marker-trace`, `nsys`, `ncu --nvtx`). Otherwise it costs a function call.
+While a torch profile is being taken a span is a `record_function`; on a GPU it is also an nvtx
+range, which ROCm builds of PyTorch emit as roctx (`rocprofv3 --marker-trace`, `nsys`, `ncu
+--nvtx`). Otherwise it costs a function call.
 """
 
 import functools
@@ -12,11 +13,14 @@ from tracepage.span_names import INNER_SPANS, SPANS
 import torch
 
 recording = False  # set while a torch profile is being taken
-observer: Callable[[str, bool], None] | None = None  # called with (name, entering), not of inner spans; the phase clock sets it
+# called with (name, entering), not of inner spans; the phase clock sets it
+observer: Callable[[str, bool], None] | None = None
 
 
 class span:
-    """`with span("attention"):` or `@span("attention")` on a function; the name is one of SPANS or INNER_SPANS."""
+    """`with span("attention"):` or `@span("attention")` on a function; the name is one of SPANS or
+    INNER_SPANS.
+    """
 
     def __init__(self, name: str) -> None:
         assert name in SPANS or name in INNER_SPANS, name

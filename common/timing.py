@@ -1,7 +1,8 @@
 """One clock for every measurement in this repository.
 
-On a GPU a region lies between two device events, and nothing synchronizes inside it; on a CPU it lies between two
-readings of the monotonic clock. Results are milliseconds; the summary is the median with the 20th and 80th percentile.
+On a GPU a region lies between two device events, and nothing synchronizes inside it; on a CPU it
+lies between two readings of the monotonic clock. Results are milliseconds; the summary is the
+median with the 20th and 80th percentile.
 """
 
 import time
@@ -44,10 +45,16 @@ class Clock:
         return (self.marks[stop] - self.marks[start]) * 1e3
 
 
-def benchmark(function: Callable[[], object], device: torch.device, warmup: int = 3, iterations: int = 20) -> list[float]:
-    """Milliseconds of each of `iterations` calls after `warmup` others. ValueError: none is timed, or warmup is negative."""
+def benchmark(
+    function: Callable[[], object], device: torch.device, warmup: int = 3, iterations: int = 20
+) -> list[float]:
+    """Milliseconds of each of `iterations` calls after `warmup` others. ValueError: none is timed,
+    or warmup is negative.
+    """
     if iterations < 1 or warmup < 0:
-        raise ValueError(f"iterations must be at least 1 and warmup at least 0, not {iterations} and {warmup}")
+        raise ValueError(
+            f"iterations must be at least 1 and warmup at least 0, not {iterations} and {warmup}"
+        )
     for _ in range(warmup):
         function()
     devices.synchronize(device)
@@ -62,16 +69,26 @@ def benchmark(function: Callable[[], object], device: torch.device, warmup: int 
 def summarize(milliseconds: list[float]) -> dict[str, float | int]:
     """Median, 20th and 80th percentile (ms) and how many there were."""
     p20, median, p80 = np.percentile(milliseconds, [20, 50, 80])
-    return {"median": float(median), "p20": float(p20), "p80": float(p80), "count": len(milliseconds)}
+    return {
+        "median": float(median),
+        "p20": float(p20),
+        "p80": float(p80),
+        "count": len(milliseconds),
+    }
 
 
-def phase_times(step: Callable[[int], object], device: torch.device, clock_type: type[Clock] = Clock) -> dict[str, list[float]]:
-    """Milliseconds of forward (with the loss), backward and optimizer in each of ten further training steps.
+def phase_times(
+    step: Callable[[int], object], device: torch.device, clock_type: type[Clock] = Clock
+) -> dict[str, list[float]]:
+    """Milliseconds of forward (with the loss), backward and optimizer in each of ten further
+    training steps.
 
-    The phases are cut where the spans `backward` and `optimizer` begin and end, by marks that nothing waits for.
+    The phases are cut where the spans `backward` and `optimizer` begin and end, by marks that
+    nothing waits for.
     """
     times: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
-    clock, cuts = clock_type(device), {}
+    clock = clock_type(device)
+    cuts = {}
 
     def observe(name: str, entering: bool) -> None:
         if name in ("backward", "optimizer"):

@@ -1,11 +1,13 @@
-"""Writes text with a trained model, one token a step, and measures the step against the bytes that it must read.
+"""Writes text with a trained model, one token a step, and measures the step against the bytes that
+it must read.
 
-The layers of a version run as they are, with a KV cache in place of their attention: the *prefill* reads the prompt in one pass,
-and then each *decode* step reads all weights and the cache for one token. Saved weights have Version 1's names, so those of any
-version write with any version's operations. Without a checkpoint weights are random, and only times mean anything.
+The layers of a version run as they are, with a KV cache in place of their attention: the *prefill*
+reads the prompt in one pass, and then each *decode* step reads all weights and the cache for one
+token. Saved weights have Version 1's names, so those of any version write with any version's
+operations. Without a checkpoint weights are random, and only times mean anything.
 
-    python generate.py --checkpoint ../version1_pytorch_baseline/model --prompt "def "
-    python generate.py --preset large --prompt-tokens 512 --operations fused --capture-step --measure-peak
+    python generate.py --checkpoint ../version1_pytorch_baseline/model --prompt "def " python
+    generate.py --preset large --prompt-tokens 512 --operations fused --capture-step --measure-peak
 """
 
 import sys
@@ -14,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root of this clone
 
 import argparse
+import functools
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,26 +41,44 @@ from pydantic import ValidationError
 from torch import Tensor
 
 HERE = Path(__file__).resolve().parent
-VERSIONS = {path.stem[-2:]: path for path in sorted(HERE.parent.glob("version[1-3]_*/tiny_llama_v*.py"))}
+VERSIONS = {
+    path.stem[-2:]: path for path in sorted(HERE.parent.glob("version[1-3]_*/tiny_llama_v*.py"))
+}
 
 
 class Decoder:
-    """A version's model with a KV cache: its own layers run, with `attend` in place of their attention."""
+    """A version's model with a KV cache: its own layers run, with `attend` in place of their
+    attention.
+    """
 
     def __init__(self, operations: str, options: Options, length: int, dtype: torch.dtype) -> None:
         """`length`: of the prompt and of all that follows."""
         version: Any = version_files.load(VERSIONS["v3" if operations == "fused" else operations])
-        self.cache, self.whole = exercises.load(HERE, "kv_cache", unset="solution"), version.attention
-        version.attention = self.attend  # before the model is made: its layers may keep the function
-        self.config, self.device, self.temperature = options.model, devices.select(options.device), 0.0
+        self.cache = exercises.load(HERE, "kv_cache", unset="solution")
+        self.whole = version.attention
+        # before the model is made: its layers may keep the function
+        version.attention = self.attend
+        self.config = options.model
+        self.device = devices.select(options.device)
+        self.temperature = 0.0
         with self.device, weights.drawn_on(self.device):
-            self.model = version.make_model(version_files.switched(version, options)).to(self.device)
+            self.model = version.make_model(version_files.switched(version, options)).to(
+                self.device
+            )
         self.tables = self.model.cos, self.model.sin  # [S_max, Dh], which stay float32
         self.model.to(dtype)
-        shape = (2, self.config.num_layers, self.config.num_key_value_heads, length, self.config.head_dim)
-        self.keys, self.values = torch.zeros(shape, dtype=dtype, device=self.device)  # [L, K, T, Dh] each
+        shape = (
+            2,
+            self.config.num_layers,
+            self.config.num_key_value_heads,
+            length,
+            self.config.head_dim,
+        )
+        # [L, K, T, Dh] each
+        self.keys, self.values = torch.zeros(shape, dtype=dtype, device=self.device)
         self.ids = torch.zeros(length, dtype=torch.long, device=self.device)  # prompt and text
-        self.position = torch.zeros(1, dtype=torch.long, device=self.device)  # of the newest token, which the cache lacks
+        # of the newest token, which the cache lacks
+        self.position = torch.zeros(1, dtype=torch.long, device=self.device)
         self.one: Callable[[Tensor, Tensor], Tensor] = self.logits  # of a decode step
         if operations == "fused":
             from decoding import decode_kernels
@@ -65,12 +86,14 @@ class Decoder:
             self.one = decode_kernels.fused(self)
 
     @torch.no_grad()
-    def logits(self, ids: Tensor, positions: Tensor) -> Tensor:  # [S], [S] -> [V], of the token after the last
+    # [S], [S] -> [V], of the token after the last
+    def logits(self, ids: Tensor, positions: Tensor) -> Tensor:
         self.positions, self.layers = positions, zip(self.keys, self.values, strict=True)
         self.model.cos, self.model.sin = (table[positions] for table in self.tables)  # [S, Dh]
         return self.model.lm_head(self.model.hidden_states(ids[None])[0, -1])
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # [1, H, S, Dh], 2 x [1, K, S, Dh] -> [1, H, S, Dh]
+    # [1, H, S, Dh], 2 x [1, K, S, Dh] -> [1, H, S, Dh]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = next(self.layers)  # [K, T, Dh]
         self.cache.append(keys, values, k, v, self.positions)
         if q.shape[2] > 1:  # a prompt: nothing stands before it
@@ -78,9 +101,15 @@ class Decoder:
         return self.cache.attend(q, keys, values, self.positions)
 
     def choose(self, logits: Tensor) -> Tensor:  # [V] -> [1]
-        """The likeliest token; with a temperature, token i with the probability softmax(logits / temperature)_i."""
-        if self.temperature:  # noise of Gumbel's distribution makes the largest a draw of that softmax
-            logits = logits.float() / self.temperature - torch.empty_like(logits, dtype=torch.float32).exponential_().log()
+        """The likeliest token; with a temperature, token i with the probability softmax(logits /
+        temperature)_i.
+        """
+        # noise of Gumbel's distribution makes the largest a draw of that softmax
+        if self.temperature:
+            logits = (
+                logits.float() / self.temperature
+                - torch.empty_like(logits, dtype=torch.float32).exponential_().log()
+            )
         return logits.argmax(0, keepdim=True)
 
     def prefill(self, prompt: Tensor) -> None:
@@ -91,32 +120,48 @@ class Decoder:
         self.ids.index_copy_(0, self.position, self.choose(logits))
 
     def step(self) -> None:
-        """Writes one more token. No shape changes and the host reads nothing, so that a graph can hold the step."""
+        """Writes one more token. No shape changes and the host reads nothing, so that a graph can
+        hold the step.
+        """
         logits = self.one(self.ids[self.position], self.position)
         self.position += 1
         self.ids.index_copy_(0, self.position, self.choose(logits))
 
 
 def saved(folder: Path) -> tuple[ModelConfig, dict[str, Tensor], Any]:
-    """What --save-model has written: sizes, weights under Version 1's names, and the tokenizer. UsageError: it did not."""
+    """What --save-model has written: sizes, weights under Version 1's names, and the tokenizer.
+    UsageError: it did not.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
     from tokenizers import Tokenizer
 
     try:
         config = ModelConfig.from_transformers(files.read_json(folder / "config.json"))
-        state = {name.removeprefix("model."): weight for name, weight in load_file(folder / "model.safetensors").items()}
+        state = {
+            name.removeprefix("model."): weight
+            for name, weight in load_file(folder / "model.safetensors").items()
+        }
     except (KeyError, ValidationError, SafetensorError, OSError) as error:
-        raise UsageError(f"--checkpoint: {folder} holds no model that --save-model has written ({error})") from error
-    tokenizer = Tokenizer.from_str(files.read_text(folder / "tokenizer.json"))  # which only a model of text has
+        raise UsageError(
+            f"--checkpoint: {folder} holds no model that --save-model has written ({error})"
+        ) from error
+    # which only a model of text has
+    tokenizer = Tokenizer.from_str(files.read_text(folder / "tokenizer.json"))
     return config, state | {"lm_head.weight": state["embed_tokens.weight"]}, tokenizer
 
 
-def measure(decoder: Decoder, prompt: Tensor, tokens: int, captured: bool, seed: int) -> tuple[list[float], list[float]]:
-    """The ms of prefills, and of each decode step that writes the text which stands in `decoder.ids` afterwards."""
-    step, prefill = decoder.step, lambda: decoder.prefill(prompt)
+def measure(
+    decoder: Decoder, prompt: Tensor, tokens: int, captured: bool, seed: int
+) -> tuple[list[float], list[float]]:
+    """The ms of prefills, and of each decode step that writes the text which stands in
+    `decoder.ids` afterwards.
+    """
+    step = decoder.step
+    prefill = functools.partial(decoder.prefill, prompt)
     if captured:
-        step, prefill = devices.capture_graph(step), devices.capture_graph(prefill)
+        step = devices.capture_graph(step)
+        prefill = devices.capture_graph(prefill)
     else:
         step()
     prefills = benchmark(prefill, decoder.device, warmup=1, iterations=5)
@@ -125,46 +170,107 @@ def measure(decoder: Decoder, prompt: Tensor, tokens: int, captured: bool, seed:
     return prefills, benchmark(step, decoder.device, warmup=0, iterations=tokens - 1)
 
 
-def recorded(arguments: Namespace, decoder: Decoder, prompt: int, times: tuple[list[float], ...]) -> Decoding:
-    """The record: times, and by formula the bytes and FLOPs of the prefill and of a mean decode step."""
-    config, dtype, (prefill_ms, token_ms) = decoder.config, decoder.keys.dtype, map(summarize, times)
+def recorded(
+    arguments: Namespace, decoder: Decoder, prompt: int, times: tuple[list[float], ...]
+) -> Decoding:
+    """The record: times, and by formula the bytes and FLOPs of the prefill and of a mean decode
+    step.
+    """
+    config = decoder.config
+    dtype = decoder.keys.dtype
+    (prefill_ms, token_ms) = map(summarize, times)
     length = prompt + arguments.tokens // 2  # in the mean
     weight_bytes, cache_bytes = decoder.cache.token_bytes(config, length, dtype.itemsize)
-    one, whole = flops.forward(config, 1, 1), flops.forward(config, 1, prompt)
+    one = flops.forward(config, 1, 1)
+    whole = flops.forward(config, 1, prompt)
     rate = 1e3 * (weight_bytes + cache_bytes) / token_ms["median"]
-    prefill_flops = whole["total"] - whole["head"] + one["head"]  # the head reads the last position alone
+    # the head reads the last position alone
+    prefill_flops = whole["total"] - whole["head"] + one["head"]
     precision = Precision(decoder.device, None if dtype == torch.float32 else dtype)
     peak = ceilings.measure(decoder.device, precision) if arguments.measure_peak else None
-    return cast(Decoding, record.header(files.schema_of(Decoding), decoder.device, precision.name, model=config) | {
-        "preset": arguments.preset, "operations": arguments.operations, "mode": "captured" if arguments.capture_step else "eager",
-        "prompt_tokens": prompt, "tokens": arguments.tokens, "prefill_ms": prefill_ms, "token_ms": token_ms,
-        "weight_bytes": weight_bytes, "cache_bytes": cache_bytes, "bytes_per_second": rate,
-        "copy_percent": peak and 100 * rate / peak["bytes_per_second"], "ceilings": peak,
-        "token_intensity": (one["total"] + (length - 1) * one["attention"]) / (weight_bytes + cache_bytes),
-        "prefill_flops": prefill_flops,
-        "prefill_intensity": prefill_flops / sum(decoder.cache.token_bytes(config, prompt, dtype.itemsize)),
-    })  # fmt: skip
+    return cast(
+        Decoding,
+        record.header(files.schema_of(Decoding), decoder.device, precision.name, model=config)
+        | {
+            "preset": arguments.preset,
+            "operations": arguments.operations,
+            "mode": "captured" if arguments.capture_step else "eager",
+            "prompt_tokens": prompt,
+            "tokens": arguments.tokens,
+            "prefill_ms": prefill_ms,
+            "token_ms": token_ms,
+            "weight_bytes": weight_bytes,
+            "cache_bytes": cache_bytes,
+            "bytes_per_second": rate,
+            "copy_percent": peak and 100 * rate / peak["bytes_per_second"],
+            "ceilings": peak,
+            "token_intensity": (one["total"] + (length - 1) * one["attention"])
+            / (weight_bytes + cache_bytes),
+            "prefill_flops": prefill_flops,
+            "prefill_intensity": prefill_flops
+            / sum(decoder.cache.token_bytes(config, prompt, dtype.itemsize)),
+        },
+    )
 
 
 def report(measured: Decoding) -> None:
-    decode, copy = measured["token_ms"], measured["copy_percent"]
-    print(f"prefill   {measured['prefill_ms']['median']:.3g} ms for {measured['prompt_tokens']} tokens")
-    print(f"decode    {decode['median']:.4g} ms a token (p20 {decode['p20']:.4g}, p80 {decode['p80']:.4g})")
+    decode = measured["token_ms"]
+    copy = measured["copy_percent"]
+    print(
+        f"prefill   {measured['prefill_ms']['median']:.3g} ms for {measured['prompt_tokens']} tokens"
+    )
+    print(
+        f"decode    {decode['median']:.4g} ms a token (p20 {decode['p20']:.4g}, p80 {decode['p80']:.4g})"
+    )
     print(f"tokens/s  {1e3 / decode['median']:,.4g}")
-    print(f"MB/token  {measured['weight_bytes'] / 1e6:,.4g} of weights, {measured['cache_bytes'] / 1e6:,.3g} of cache")
-    print(f"GB/s      {measured['bytes_per_second'] / 1e9:,.4g}" + (f", {copy:.1f}% of a measured copy" if copy else ""))
+    print(
+        f"MB/token  {measured['weight_bytes'] / 1e6:,.4g} of weights, {measured['cache_bytes'] / 1e6:,.3g} of cache"
+    )
+    print(
+        f"GB/s      {measured['bytes_per_second'] / 1e9:,.4g}"
+        + (f", {copy:.1f}% of a measured copy" if copy else "")
+    )
 
 
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=__doc__)
-    source, add = result.add_mutually_exclusive_group(required=True), result.add_argument
-    source.add_argument("--checkpoint", type=Path, metavar="DIR", help="a folder that --save-model has written")
-    source.add_argument("--prompt-tokens", type=cli.positive, metavar="N", help="random weights, after N random tokens")
+    source = result.add_mutually_exclusive_group(required=True)
+    add = result.add_argument
+    source.add_argument(
+        "--checkpoint", type=Path, metavar="DIR", help="a folder that --save-model has written"
+    )
+    source.add_argument(
+        "--prompt-tokens",
+        type=cli.positive,
+        metavar="N",
+        help="random weights, after N random tokens",
+    )
     cli.add(result, "--preset", "--config", "--seed", "--device", "--capture-step")
-    add("--prompt", default="def ", metavar="TEXT", help="what the text begins with (default: 'def ')")
-    add("--tokens", type=cli.positive, default=64, metavar="N", help="tokens to write, at least 4 (default: 64)")
-    add("--temperature", type=cli.amount, default=0.0, help="0 writes the likeliest token (default), 1 draws as the model says")
-    add("--operations", choices=(*VERSIONS, "fused"), default="v2", help="a version's, or the kernels of decode_kernels.py")
+    add(
+        "--prompt",
+        default="def ",
+        metavar="TEXT",
+        help="what the text begins with (default: 'def ')",
+    )
+    add(
+        "--tokens",
+        type=cli.positive,
+        default=64,
+        metavar="N",
+        help="tokens to write, at least 4 (default: 64)",
+    )
+    add(
+        "--temperature",
+        type=cli.amount,
+        default=0.0,
+        help="0 writes the likeliest token (default), 1 draws as the model says",
+    )
+    add(
+        "--operations",
+        choices=(*VERSIONS, "fused"),
+        default="v2",
+        help="a version's, or the kernels of decode_kernels.py",
+    )
     add("--measure-peak", action="store_true", help="time a large copy, for the %% of its rate")
     add("--metrics-out", type=Path, metavar="FILE", help="file for the record")
     return result
@@ -173,25 +279,34 @@ def parser() -> argparse.ArgumentParser:
 @exercises.unsolved()
 def main() -> None:
     arguments = cli.parse(parser())
-    options, device, tokenizer = cli.resolve(Options, arguments), devices.select(arguments.device), None
+    options = cli.resolve(Options, arguments)
+    device = devices.select(arguments.device)
+    tokenizer = None
     torch.manual_seed(options.seed)
     prompt = torch.randint(options.model.vocab_size, (arguments.prompt_tokens or 1,))
     if arguments.checkpoint:
         config, state, tokenizer = saved(arguments.checkpoint)
-        options, prompt = replace(options, model=config), torch.tensor(tokenizer.encode(arguments.prompt).ids)
-    length, longest = len(prompt) + arguments.tokens, options.model.max_sequence_length
-    if not len(prompt) or arguments.tokens < 4 or length > longest:  # a capture first writes three tokens
+        options = replace(options, model=config)
+        prompt = torch.tensor(tokenizer.encode(arguments.prompt).ids)
+    length = len(prompt) + arguments.tokens
+    longest = options.model.max_sequence_length
+    # a capture first writes three tokens
+    if not len(prompt) or arguments.tokens < 4 or length > longest:
         raise UsageError(
             f"a prompt of {len(prompt)}, --tokens {arguments.tokens}: give at least 1 and 4, at most {longest} in all"
         )
     if arguments.capture_step:
         capture.check_supported(device)
     half = devices.is_gpu(device) and torch.cuda.is_bf16_supported(including_emulation=False)
-    decoder = Decoder(arguments.operations, options, length, torch.bfloat16 if half else torch.float32)
+    decoder = Decoder(
+        arguments.operations, options, length, torch.bfloat16 if half else torch.float32
+    )
     if tokenizer:
         decoder.model.load_state_dict(state)
     decoder.temperature = arguments.temperature
-    times = measure(decoder, prompt.to(device), arguments.tokens, arguments.capture_step, options.seed)
+    times = measure(
+        decoder, prompt.to(device), arguments.tokens, arguments.capture_step, options.seed
+    )
     if tokenizer:
         print(tokenizer.decode(decoder.ids[:length].tolist()), end="\n\n")
     measured = recorded(arguments, decoder, len(prompt), times)

@@ -1,4 +1,6 @@
-"""Tests for the problems, the same for starter/ and solution/ (KERNEL_EXERCISES=solution selects that)."""
+"""Tests for the problems, the same for starter/ and solution/ (KERNEL_EXERCISES=solution selects
+that).
+"""
 
 from pathlib import Path
 
@@ -14,10 +16,18 @@ SHAPES = [(4, 4), (8, 2), (3, 1)]  # H and K
 
 
 def prompt(heads: int, kv_heads: int) -> tuple[torch.Tensor, ...]:
-    """q, k and v of five tokens in float64, and caches of eight positions that hold the rest of an older text."""
+    """q, k and v of five tokens in float64, and caches of eight positions that hold the rest of an
+    older text.
+    """
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, n, 5, 16, dtype=torch.float64) for n in (heads, kv_heads, kv_heads))
-    return q, k, v, torch.randn(kv_heads, 8, 16, dtype=torch.float64), torch.randn(kv_heads, 8, 16, dtype=torch.float64)
+    return (
+        q,
+        k,
+        v,
+        torch.randn(kv_heads, 8, 16, dtype=torch.float64),
+        torch.randn(kv_heads, 8, 16, dtype=torch.float64),
+    )
 
 
 def test_problem1_append():
@@ -25,23 +35,32 @@ def test_problem1_append():
     before = keys.clone(), values.clone()
     assert cache.append(keys, values, k, v, torch.arange(2, 7)) is None
     for held, new, old in ((keys, k, before[0]), (values, v, before[1])):
-        torch.testing.assert_close(held, torch.cat((old[:, :2], new[0], old[:, 7:]), dim=1), rtol=0, atol=0)
+        torch.testing.assert_close(
+            held, torch.cat((old[:, :2], new[0], old[:, 7:]), dim=1), rtol=0, atol=0
+        )
 
 
 @pytest.mark.parametrize("heads, kv_heads", SHAPES)
 def test_problem1_attend(heads, kv_heads):
-    """Token by token it is causal attention of the whole prompt, whatever stands in the cache after the position."""
+    """Token by token it is causal attention of the whole prompt, whatever stands in the cache after
+    the position.
+    """
     q, k, v, keys, values = prompt(heads, kv_heads)
     expected = attention(q, k, v)
     for i in range(5):
         position = torch.tensor([i])
         cache.append(keys, values, k[:, :, i : i + 1], v[:, :, i : i + 1], position)
-        torch.testing.assert_close(cache.attend(q[:, :, i : i + 1], keys, values, position), expected[:, :, i : i + 1])
+        torch.testing.assert_close(
+            cache.attend(q[:, :, i : i + 1], keys, values, position), expected[:, :, i : i + 1]
+        )
 
 
 def test_problem1_reads_no_position():
-    """On the device `meta` no number exists, so code that reads one fails; a captured step reads none either."""
-    q, keys = torch.empty(1, 8, 1, 16, device="meta"), torch.empty(2, 8, 16, device="meta")
+    """On the device `meta` no number exists, so code that reads one fails; a captured step reads
+    none either.
+    """
+    q = torch.empty(1, 8, 1, 16, device="meta")
+    keys = torch.empty(2, 8, 16, device="meta")
     position = torch.empty(1, dtype=torch.long, device="meta")
     assert cache.append(keys, keys, q[:, :2], q[:, :2], position) is None
     assert cache.attend(q, keys, keys, position).shape == q.shape
@@ -51,4 +70,6 @@ def test_problem2_bytes():
     """Prediction 1; the embedding is also the head."""
     for itemsize in (2, 4):
         expected = 1_034_512_384 * itemsize, 576 * 11_264 * itemsize
-        assert cache.token_bytes(ModelConfig(**PRESETS["large"]["model"]), 576, itemsize) == expected
+        assert (
+            cache.token_bytes(ModelConfig(**PRESETS["large"]["model"]), 576, itemsize) == expected
+        )

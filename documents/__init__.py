@@ -1,1 +1,3 @@
-"""Tables and pictures in the documents, made from formulas and from the files in results/ by `python -m documents`."""
+"""Tables and pictures in the documents, made from formulas and from the files in results/ by
+`python -m documents`.
+"""

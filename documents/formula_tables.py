@@ -9,8 +9,17 @@ from tracepage.show.tables import markdown
 
 MIB = 2**20
 DEVICES = (  # names that `peaks` knows
-    "A100-SXM4-80GB", "H100 SXM", "H200 SXM", "NVIDIA B200", "RTX 4090", "MI210", "MI250X", "MI300A", "MI300X", "MI355X",
-)  # fmt: skip
+    "A100-SXM4-80GB",
+    "H100 SXM",
+    "H200 SXM",
+    "NVIDIA B200",
+    "RTX 4090",
+    "MI210",
+    "MI250X",
+    "MI300A",
+    "MI300X",
+    "MI355X",
+)
 
 
 def preset(name: str) -> tuple[ModelConfig, int, int]:
@@ -30,23 +39,39 @@ def presets() -> str:
     return markdown(["", "B", "S", "D", "H", "K", "Dh", "F", "V", "L"], rows)
 
 
-def _by_part(head: str, formulas: Mapping[str, str], values: Sequence[Mapping[str, float]], unit: float = 1) -> str:
+def _by_part(
+    head: str, formulas: Mapping[str, str], values: Sequence[Mapping[str, float]], unit: float = 1
+) -> str:
     """A row per part: its name, its formula, and its value in `unit` at each preset."""
-    rows = [[part, text, *(value[part] / unit for value in values)] for part, text in formulas.items()]
+    rows = [
+        [part, text, *(value[part] / unit for value in values)] for part, text in formulas.items()
+    ]
     return markdown([head, "Formula", *PRESETS], rows)
 
 
 def parameters() -> str:
     """A row per part of the model: its number of parameters."""
-    formulas = {"embedding": "V D (the head shares it)", "attention": "L (2 D^2 + 2 D K Dh)", "mlp": "L 3 D F"}
+    formulas = {
+        "embedding": "V D (the head shares it)",
+        "attention": "L (2 D^2 + 2 D K Dh)",
+        "mlp": "L 3 D F",
+    }
     formulas |= {"norms": "(2 L + 1) D", "total": "P"}
     return _by_part("Part", formulas, [flops.parameters(preset(name)[0]) for name in PRESETS])
 
 
 def forward_flops() -> str:
     """GFLOP of the parts of a forward pass, and of a step, at each preset's B and S."""
-    formulas = {"projections": "2 B S L (2 D^2 + 2 D K Dh)", "attention": "4 B L D S (S + 1) / 2", "mlp": "6 B S L D F"}
-    formulas |= {"head": "2 B S D V", "forward, causal": "sum of the above", "forward, full": "attention: 4 B L D S^2"}
+    formulas = {
+        "projections": "2 B S L (2 D^2 + 2 D K Dh)",
+        "attention": "4 B L D S (S + 1) / 2",
+        "mlp": "6 B S L D F",
+    }
+    formulas |= {
+        "head": "2 B S D V",
+        "forward, causal": "sum of the above",
+        "forward, full": "attention: 4 B L D S^2",
+    }
     formulas |= {"step, causal": "3 x forward", "step, full": "3 x forward"}
     values = []
     for at in map(preset, PRESETS):
@@ -61,20 +86,38 @@ def forward_flops() -> str:
 
 def states() -> str:
     """MiB that live from step to step."""
-    formulas = {"weights": "4 P", "gradients": "4 P", "adamw": "8 P + 4 (9 L + 2)", "total": "16 P + 4 (9 L + 2)"}
+    formulas = {
+        "weights": "4 P",
+        "gradients": "4 P",
+        "adamw": "8 P + 4 (9 L + 2)",
+        "total": "16 P + 4 (9 L + 2)",
+    }
     return _by_part("MiB", formulas, [footprint.states(preset(name)[0]) for name in PRESETS], MIB)
 
 
 def activations() -> str:
-    """MiB kept from the forward to the backward pass in float32 and under autocast, and the least peak of a step."""
+    """MiB kept from the forward to the backward pass in float32 and under autocast, and the least
+    peak of a step.
+    """
     formulas = {"embed": "8 B S", "norm": "(2 L + 1) (8 B S D + 4 B S)", "attention": "L 20 B S D"}
-    formulas |= {"scores": "L (4 B H S^2 + S^2)", "mlp": "L (4 B S D + 16 B S F)", "loss": "4 B S D + 4 B S V + 8 B S + 4"}
-    formulas |= {"total": "", "scores, autocast on a GPU": "", "total, autocast on a GPU": "", "least peak": "12 P + total"}
+    formulas |= {
+        "scores": "L (4 B H S^2 + S^2)",
+        "mlp": "L (4 B S D + 16 B S F)",
+        "loss": "4 B S D + 4 B S V + 8 B S + 4",
+    }
+    formulas |= {
+        "total": "",
+        "scores, autocast on a GPU": "",
+        "total, autocast on a GPU": "",
+        "least peak": "12 P + total",
+    }
     values = []
     for at in map(preset, PRESETS):
         mixed = footprint.activations(*at, autocast="cuda")
         both = {f"{part}, autocast on a GPU": mixed[part] for part in ("scores", "total")}
-        values.append({**footprint.activations(*at), **both, "least peak": footprint.least_peak(*at)})
+        values.append(
+            {**footprint.activations(*at), **both, "least peak": footprint.least_peak(*at)}
+        )
     return _by_part("MiB", formulas, values, MIB)
 
 
@@ -86,6 +129,22 @@ def balance() -> str:
         assert known, name
         rates = [known.get(key) for key in ("fp32", "tf32", "bf16")]
         ridges = [rate and rate / known["bandwidth"] for rate in rates]
-        rows.append([name.removeprefix("NVIDIA "), known["bandwidth"] / 1e12, *(rate and rate / 1e12 for rate in rates), *ridges])
-    columns = ["Device", "TB/s", "TFLOP/s in fp32", "TF32 or XF32", "bf16", "FLOP/byte in fp32", "TF32 or XF32", "bf16"]
+        rows.append(
+            [
+                name.removeprefix("NVIDIA "),
+                known["bandwidth"] / 1e12,
+                *(rate and rate / 1e12 for rate in rates),
+                *ridges,
+            ]
+        )
+    columns = [
+        "Device",
+        "TB/s",
+        "TFLOP/s in fp32",
+        "TF32 or XF32",
+        "bf16",
+        "FLOP/byte in fp32",
+        "TF32 or XF32",
+        "bf16",
+    ]
     return markdown(columns, rows)

@@ -27,13 +27,17 @@ from tracepage.files import write_text
 
 import matplotlib
 
-MARKED = re.compile(r"(<!-- (rows|section|table|picture): ([^\n]+?) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+MARKED = re.compile(
+    r"(<!-- (rows|section|table|picture): ([^\n]+?) -->\n).*?(<!-- /\2 -->)", re.DOTALL
+)
 
 
 def documents() -> list[Path]:
     """All Markdown files of the repository."""
     paths = (path.relative_to(ROOT) for path in ROOT.rglob("*.md"))
-    return sorted(ROOT / path for path in paths if not any(part.startswith(".") for part in path.parts))
+    return sorted(
+        ROOT / path for path in paths if not any(part.startswith(".") for part in path.parts)
+    )
 
 
 def refreshed(text: str, folder: Path = ROOT) -> str:
@@ -62,7 +66,9 @@ def made(kind: str, source: str, columns: list[str], folder: Path) -> str:
 
 @functools.cache
 def drawn(source: str) -> Picture:
-    """The picture of a marker, whose files are read once: both the document and the picture's own file need it."""
+    """The picture of a marker, whose files are read once: both the document and the picture's own
+    file need it.
+    """
     with matplotlib.rc_context(pictures.STYLE):
         return _called(f"pictures.{source}")
 
@@ -85,12 +91,15 @@ def shown_in(text: str) -> list[Picture]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="only say what is out of date")
-    check, stale = cli.parse(parser).check, {}
+    check = cli.parse(parser).check
+    stale = {}
     for path in documents():
         text = path.read_text(encoding="utf-8")
         if (new := refreshed(text, path.parent)) != text:
             stale[path] = new
-        outdated = (picture for picture in shown_in(text) if not picture.is_current(file_of(picture)))
+        outdated = (
+            picture for picture in shown_in(text) if not picture.is_current(file_of(picture))
+        )
         stale |= {file_of(picture): picture.svg() for picture in outdated}
     for path, content in stale.items():
         if not check:

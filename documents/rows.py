@@ -1,7 +1,9 @@
-"""A table of records: a row for each file, or for each row of a list in it, with the columns that its marker names.
+"""A table of records: a row for each file, or for each row of a list in it, with the columns that
+its marker names.
 
-A column is a name, `HEAD = KEY`, or `HEAD = KEY / NUMBER`. A key leads into the row, with a dot for each level, such as
-`step_ms.median`. The record of a training run also has the columns of `run_facts.columns` and of `profile_facts`.
+A column is a name, `HEAD = KEY`, or `HEAD = KEY / NUMBER`. A key leads into the row, with a dot for
+each level, such as `step_ms.median`. The record of a training run also has the columns of
+`run_facts.columns` and of `profile_facts`.
 """
 
 import functools
@@ -17,11 +19,13 @@ from tracepage.records import run_record, step_profile
 from tracepage.show import run_facts, tables
 from tracepage.views import bandwidth
 
-SPANS = ("embed", "norm", "attention", "mlp", "residual", "loss", "optimizer", "other")  # that a profile may have
+# that a profile may have
+SPANS = ("embed", "norm", "attention", "mlp", "residual", "loss", "optimizer", "other")
 
 
 def found(patterns: Iterable[str]) -> list[Path]:
-    """The files of patterns such as `results/h200/v1_*.json`, those of one pattern in the order of presets and names.
+    """The files of patterns such as `results/h200/v1_*.json`, those of one pattern in the order of
+    presets and names.
 
     UsageError: a pattern has none.
     """
@@ -40,11 +44,17 @@ def preset_of(path: Path) -> str:
 
 
 def rows(columns: Sequence[str], paths: Sequence[Path], part: str = "") -> str:
-    """A Markdown table below the conditions of its records; `part` is the key of the list whose rows it has."""
+    """A Markdown table below the conditions of its records; `part` is the key of the list whose
+    rows it has.
+    """
     records = [files.read_json(path) for path in paths]
     body = []
     for path, record in zip(paths, records, strict=True):
-        facts = run_facts.columns(run_record.read_timed(path)) if record.get("schema") == run_record.SCHEMA else {}
+        facts = (
+            run_facts.columns(run_record.read_timed(path))
+            if record.get("schema") == run_record.SCHEMA
+            else {}
+        )
         if part and "device" in record:
             facts["device"] = run_facts.device(record)
         for row in value_of(record, part) if part else [record]:
@@ -57,14 +67,17 @@ def _cell(column: str, row: Mapping[str, Any], facts: Mapping[str, object], path
     """The value of a column in a row; `facts` are those of its file."""
     head, _, source = column.partition(" = ")
     key, _, divisor = (source or head).partition(" / ")
-    if "ms/step" in facts and key not in facts and key.partition(".")[0] not in row:  # the row is the record of a run
+    # the row is the record of a run
+    if "ms/step" in facts and key not in facts and key.partition(".")[0] not in row:
         facts = profile_facts(path)
     value: Any = facts[key] if key in facts else value_of(row, key)
     return value / float(divisor) if divisor and value is not None else value
 
 
 def value_of(record: Any, key: str) -> Any:
-    """The value at a key with dots; None where a level below the first is None or has no such entry."""
+    """The value at a key with dots; None where a level below the first is None or has no such
+    entry.
+    """
     first, *more = key.split(".")
     value = record[first]
     for name in more:
@@ -86,10 +99,14 @@ def conditions(records: Iterable[Mapping[str, Any]]) -> str:
 
 @functools.cache
 def profile_facts(path: Path) -> dict[str, object]:
-    """What the profile beside a run's record says of a step: limits, launches, and the share of each span in a profiled step."""
-    run, profile = run_record.read_timed(path), step_profile.read(path.with_name(f"{path.stem}_profile.json.gz"))
+    """What the profile beside a run's record says of a step: limits, launches, and the share of
+    each span in a profiled step.
+    """
+    run = run_record.read_timed(path)
+    profile = step_profile.read(path.with_name(f"{path.stem}_profile.json.gz"))
     profiled_ms = sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
-    limits, shares = bandwidth.step_limits(profile, run), dict.fromkeys((f"{span} %" for span in SPANS), 0.0)
+    limits = bandwidth.step_limits(profile, run)
+    shares = dict.fromkeys((f"{span} %" for span in SPANS), 0.0)
     for span, phases in step_profile.span_milliseconds(profile).items():
         shares[f"{span} %"] = 100 * sum(phases.values()) / profiled_ms
     idle = limits["GPU idle %"]

@@ -1,4 +1,6 @@
-"""Sections of reports, as documents embed them: the tables that a script printed, made again from the file that it wrote."""
+"""Sections of reports, as documents embed them: the tables that a script printed, made again from
+the file that it wrote.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +22,9 @@ RENDERERS: dict[str, Callable[[Path], Report]] = {
 
 
 def section(anchor: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> str:
-    """Markdown: for each file its name, its conditions, and the first table of the section, all columns or these."""
+    """Markdown: for each file its name, its conditions, and the first table of the section, all
+    columns or these.
+    """
     parts: list[str] = []
     for path in paths:
         record = files.read_json(path)
@@ -31,5 +35,7 @@ def section(anchor: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> 
         body = [[row[place] for place in places] for row in table.rows]
         named = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
         parts.append(f"`{named.as_posix()}`: {rows.conditions([record])}")
-        parts.append(tables.markdown([table.header[place] for place in places], body, table.code).strip())
+        parts.append(
+            tables.markdown([table.header[place] for place in places], body, table.code).strip()
+        )
     return "\n\n".join(parts)

@@ -1,4 +1,6 @@
-"""What joins several files: the versions and peers measured beside each other, and losses of runs from the same seed."""
+"""What joins several files: the versions and peers measured beside each other, and losses of runs
+from the same seed.
+"""
 
 import functools
 import re
@@ -18,7 +20,8 @@ from tracepage.show.tables import format_number
 
 import pandas
 
-FILES = re.compile(r"(?:peers|captured)_(\w+)_(fp32|bf16)")  # of benchmark_suite.py, as results/measure_versions.sh names them
+# of benchmark_suite.py, as results/measure_versions.sh names them
+FILES = re.compile(r"(?:peers|captured)_(\w+)_(fp32|bf16)")
 VERSION = re.compile(r"v(\d+)(-.*)?")  # a model's name, not that of a peer
 
 
@@ -52,13 +55,22 @@ def cases(folder: Path) -> list[Case]:
         shape = study["batch_sizes"][0], study["sequence_lengths"][0]
         case = found.setdefault((named[1], named[2]), Case(named[1], named[2], shape, [], {}))
         case.studies.append(study)
-        if len({(run_facts.device(each), tables.letters(each["model"])) for each in case.studies}) > 1:
-            raise UsageError(f"{path} is of another device or model than the other benchmark of {case.title()} beside it")
+        if (
+            len({(run_facts.device(each), tables.letters(each["model"])) for each in case.studies})
+            > 1
+        ):
+            raise UsageError(
+                f"{path} is of another device or model than the other benchmark of {case.title()} beside it"
+            )
         for cell in study["cells"]:
             case.runs.setdefault(cell["model"], []).extend(cell["runs"])
     if not found:
-        raise UsageError(f"{folder} has no peers_PRESET_FORMAT.json: measure with results/measure_versions.sh {folder.name}")
-    return sorted(found.values(), key=lambda case: ([*PRESETS].index(case.preset), case.precision == "bf16"))
+        raise UsageError(
+            f"{folder} has no peers_PRESET_FORMAT.json: measure with results/measure_versions.sh {folder.name}"
+        )
+    return sorted(
+        found.values(), key=lambda case: ([*PRESETS].index(case.preset), case.precision == "bf16")
+    )
 
 
 def models(found: Sequence[Case]) -> list[str]:
@@ -68,7 +80,9 @@ def models(found: Sequence[Case]) -> list[str]:
 
 
 def headline(folder: Path) -> tuple[list[Case], list[str]]:
-    """The cases in bf16 and their models, without FP8; of the versions only the first is shown captured."""
+    """The cases in bf16 and their models, without FP8; of the versions only the first is shown
+    captured.
+    """
     found = [case for case in cases(folder) if case.precision == "bf16"]
     first, *others = models(found)
     left_out = re.compile(rf".*-fp8|(?!{first})v\d+.*-captured")
@@ -77,7 +91,11 @@ def headline(folder: Path) -> tuple[list[Case], list[str]]:
 
 def ratio(reference: Sequence[float], times: Sequence[float]) -> tuple[float, float, float]:
     """How many times faster: by the medians, and the least and the most over the processes."""
-    return median(reference) / median(times), min(reference) / max(times), max(reference) / min(times)
+    return (
+        median(reference) / median(times),
+        min(reference) / max(times),
+        max(reference) / min(times),
+    )
 
 
 def versions(folder: Path) -> str:
@@ -93,8 +111,8 @@ def versions_and_peers(folder: Path) -> str:
 
 
 def _table(found: Sequence[Case], names: Sequence[str]) -> str:
-    """A row per model, a column per case: median ms with the range over the processes, how many times as fast as the first model,
-    and GiB that the allocator's pools held.
+    """A row per model, a column per case: median ms with the range over the processes, how many
+    times as fast as the first model, and GiB that the allocator's pools held.
     """
     rows = [[name, *(_cell(case, name, names[0]) for case in found)] for name in names]
     header = ["model", *(case.title() for case in found)]
@@ -105,7 +123,9 @@ def _cell(case: Case, model: str, first: str) -> str | None:
     times = case.times(model)
     if not times:
         return None
-    middle, least, most = (format_number(value) for value in (median(times), min(times), max(times)))
+    middle, least, most = (
+        format_number(value) for value in (median(times), min(times), max(times))
+    )
     shown = [middle if least == most else f"{middle} ({least} to {most})"]
     if case.times(first) and model != first:
         shown.append(f"{format_number(ratio(case.times(first), times)[0])}x")
@@ -114,8 +134,9 @@ def _cell(case: Case, model: str, first: str) -> str | None:
 
 
 def limits(folder: Path, last: Path) -> str:
-    """A step with a launch for each kernel, and captured, in the last two sizes measured both ways: all versions up to that of
-    the folder `last`. One without a captured form beside it is captured itself.
+    """A step with a launch for each kernel, and captured, in the last two sizes measured both ways:
+    all versions up to that of the folder `last`. One without a captured form beside it is captured
+    itself.
     """
     found, names = headline(folder)
     both = [case for case in found if case.times(f"{names[0]}-captured")][-2:]
@@ -126,31 +147,63 @@ def limits(folder: Path, last: Path) -> str:
             named = VERSION.fullmatch(model)
             if named and int(named[1]) <= newest and not model.endswith("-captured"):
                 rows.append([case.preset, model, *_limits(case, model, folder / "traces")])
-    header = ["size", "model", "kernels", "step, us per kernel", "step, ms", "captured, ms", "waits for the host, %"]
+    header = [
+        "size",
+        "model",
+        "kernels",
+        "step, us per kernel",
+        "step, ms",
+        "captured, ms",
+        "waits for the host, %",
+    ]
     studies = [study | {"packages": {}} for case in both for study in case.studies]
     return f"{conditions(studies)}\n\n{tables.markdown(header, rows)}"
 
 
 def _limits(case: Case, model: str, traces: Path) -> list[float | None]:
     """Kernels of a step, where there is a trace, and its times in the columns of `limits`."""
-    trace, captured = traces / f"{model.replace('-', '_')}_{case.preset}.json.gz", case.times(f"{model}-captured")
+    trace = traces / f"{model.replace('-', '_')}_{case.preset}.json.gz"
+    captured = case.times(f"{model}-captured")
     kernels = len(step_kernels(trace)) if trace.exists() else None
     if not captured:
         return [kernels, None, None, median(case.times(model)), None]
-    step, alone = median(case.times(model)), median(captured)
-    return [kernels, 1e3 * step / kernels if kernels else None, step, alone, max(0.0, 100 * (1 - alone / step))]
+    step = median(case.times(model))
+    alone = median(captured)
+    return [
+        kernels,
+        1e3 * step / kernels if kernels else None,
+        step,
+        alone,
+        max(0.0, 100 * (1 - alone / step)),
+    ]
 
 
 def batches(*paths: Path) -> str:
-    """Larger batches in bf16: a row for each cell of benchmarks, with its rate and, but in FP8, its MFU."""
-    rows, studies = [], [files.read_json(path) for path in paths]
+    """Larger batches in bf16: a row for each cell of benchmarks, with its rate and, but in FP8, its
+    MFU.
+    """
+    rows = []
+    studies = [files.read_json(path) for path in paths]
     for study in studies:
-        peak, config = run_facts.peak_flops(study | {"precision": {"compute": "bf16", "tf32": False}}), study["model"]
+        peak = run_facts.peak_flops(study | {"precision": {"compute": "bf16", "tf32": False}})
+        config = study["model"]
         for cell in (each for each in study["cells"] if each["runs"]):
-            batch, length, ms = cell["batch_size"], cell["sequence_length"], cell["runs"][0]["step_ms"]["median"]
+            batch = cell["batch_size"]
+            length = cell["sequence_length"]
+            ms = cell["runs"][0]["step_ms"]["median"]
             rate = flops.training_step(ModelConfig(**config), batch, length)["total"] / ms * 1e3
             mfu = None if cell["model"].endswith("-fp8") or not peak else 100 * rate / peak
-            rows.append([cell["model"], f"{batch} x {length}", batch * length, ms, 1e3 * batch * length / ms, rate / 1e12, mfu])
+            rows.append(
+                [
+                    cell["model"],
+                    f"{batch} x {length}",
+                    batch * length,
+                    ms,
+                    1e3 * batch * length / ms,
+                    rate / 1e12,
+                    mfu,
+                ]
+            )
     header = ["model", "B x S", "tokens a step", "ms/step", "tokens/s", "TFLOP/s", "MFU %"]
     return f"{conditions(studies)}\n\n{tables.markdown(header, rows)}"
 
@@ -158,11 +211,19 @@ def batches(*paths: Path) -> str:
 def kinds(*traces: Path) -> str:
     """The time of a step's kernels by kind, a row for each trace of a GPU."""
     found = {name_of(path): step_kernels(path) for path in traces}
-    times = {name: step.duration_us.groupby(step.name.map(kernel_names.kind)).sum() / 1e3 for name, step in found.items()}
+    times = {
+        name: step.duration_us.groupby(step.name.map(kernel_names.kind)).sum() / 1e3
+        for name, step in found.items()
+    }
     ms = pandas.DataFrame(times).fillna(0.0)
     ms = ms.loc[ms.sum(axis=1).sort_values(ascending=False).index]
-    rows = [[name, len(found[name]), ms[name].sum(), *(100 * ms[name] / ms[name].sum())] for name in found]
-    return tables.markdown(["trace", "kernels", "ms of all", *(f"{kind} %" for kind in ms.index)], rows)
+    rows = [
+        [name, len(found[name]), ms[name].sum(), *(100 * ms[name] / ms[name].sum())]
+        for name in found
+    ]
+    return tables.markdown(
+        ["trace", "kernels", "ms of all", *(f"{kind} %" for kind in ms.index)], rows
+    )
 
 
 def name_of(trace: Path) -> str:
@@ -178,11 +239,18 @@ def step_kernels(trace: Path) -> pandas.DataFrame:
 
 
 def curves(*paths: Path) -> str:
-    """A column per run after the first: the largest difference of its losses to the first run's, up to five steps."""
+    """A column per run after the first: the largest difference of its losses to the first run's, up
+    to five steps.
+    """
     first, *others = [files.read_json(path) for path in paths]
-    losses = pandas.DataFrame({run["version"].replace("v", "Version "): run["loss"]["all"] for run in others})
+    losses = pandas.DataFrame(
+        {run["version"].replace("v", "Version "): run["loss"]["all"] for run in others}
+    )
     far = losses.sub(first["loss"]["all"], axis=0).abs().cummax()
     every = len(far) // 5
-    rows = [[step, *(f"{value:.1e}" for value in far.loc[step - 1])] for step in range(every, 5 * every + 1, every)]
+    rows = [
+        [step, *(f"{value:.1e}" for value in far.loc[step - 1])]
+        for step in range(every, 5 * every + 1, every)
+    ]
     head = f"largest difference to Version {first['version'][1:]} up to step"
     return f"{conditions([first, *others])}\n\n{tables.markdown([head, *far.columns], rows)}"

@@ -1,13 +1,15 @@
 """Times training steps of one version in many combinations of its fusions, all in one process.
 
-A version's fusions are switches, so the effect of one of them can be measured with every setting of the others. Combinations are
-timed in rounds, each a few steps of every combination, in turn forward and backward through the list: a slow spell of the
-machine, or a clock that falls as it warms up, meets all of them. Every combination starts from the same weights and trains on the
-same batch, so all must end at the same loss. With --capture-step every combination is captured as a graph.
+A version's fusions are switches, so the effect of one of them can be measured with every setting of
+the others. Combinations are timed in rounds, each a few steps of every combination, in turn forward
+and backward through the list: a slow spell of the machine, or a clock that falls as it warms up,
+meets all of them. Every combination starts from the same weights and trains on the same batch, so
+all must end at the same loss. With --capture-step every combination is captured as a graph.
 
-Peak memory (GPU only) is what the allocator holds at most in a combination's second and third step, less what it held before the
-combination was built. So idle combinations and the matrix library's workspace, which all share, do not count. On a CPU only the
-peak of the whole process is known, which says nothing about one of sixteen combinations. Kernels are counted in a trace of
+Peak memory (GPU only) is what the allocator holds at most in a combination's second and third step,
+less what it held before the combination was built. So idle combinations and the matrix library's
+workspace, which all share, do not count. On a CPU only the peak of the whole process is known,
+which says nothing about one of sixteen combinations. Kernels are counted in a trace of
 torch.profiler; on a CPU, operator calls that do work are counted.
 """
 
@@ -48,7 +50,9 @@ Fusions = tuple[bool, ...]  # in the order of FUSIONS
 
 
 def combinations(every: bool, with_compile: bool) -> list[Fusions]:
-    """All settings of the fusions, or all off, each alone, all but each and all on; in the order of how many are on."""
+    """All settings of the fusions, or all off, each alone, all but each and all on; in the order of
+    how many are on.
+    """
     choices = [(False, True)] * (len(FUSIONS) - 1) + [(False, True) if with_compile else (False,)]
     most = len(FUSIONS) - (not with_compile)
     found = [c for c in itertools.product(*choices) if every or sum(c) in (0, 1, most - 1, most)]
@@ -57,18 +61,25 @@ def combinations(every: bool, with_compile: bool) -> list[Fusions]:
 
 def flags_for(fusions: Fusions) -> list[str]:
     """The version's flags that set exactly these fusions."""
-    return [f"--{'enable' if on else 'disable'}-{name.replace('_', '-')}" for name, on in zip(FUSIONS, fusions, strict=True)]
+    return [
+        f"--{'enable' if on else 'disable'}-{name.replace('_', '-')}"
+        for name, on in zip(FUSIONS, fusions, strict=True)
+    ]
 
 
 def measure(version: ModuleType, options: Options, every: bool, rounds: int, path: Path) -> int:
-    """Measures the combinations (`every`: all 16); after each round it writes fusion_ablation.json (`path`) and prints a line.
+    """Measures the combinations (`every`: all 16); after each round it writes fusion_ablation.json
+    (`path`) and prints a line.
 
-    The first signal within the rounds ends them after the current one; the result then holds fewer rounds. Returns the exit code:
-    0, or 128 + n if stopped by signal n. UsageError: the version lacks a switch, the environment overrides one, or the step
-    cannot be captured here. RunError: memory ran out.
+    The first signal within the rounds ends them after the current one; the result then holds fewer
+    rounds. Returns the exit code: 0, or 128 + n if stopped by signal n. UsageError: the version
+    lacks a switch, the environment overrides one, or the step cannot be captured here. RunError:
+    memory ran out.
     """
     if os.environ.get("PYTORCH_FALLBACK_ATTENTION") == "1":
-        raise UsageError("PYTORCH_FALLBACK_ATTENTION=1 keeps flash attention off in every combination: unset it")
+        raise UsageError(
+            "PYTORCH_FALLBACK_ATTENTION=1 keeps flash attention off in every combination: unset it"
+        )
     device = devices.select(options.device)
     devices.configure(device, options.seed)
     precision = Precision(device, amp_dtype(options))
@@ -77,24 +88,45 @@ def measure(version: ModuleType, options: Options, every: bool, rounds: int, pat
     if left_out:
         print(f"left out: {left_out}", flush=True)
     else:
-        torch._dynamo.config.recompile_limit = 64  # one function, compiled once for each combination
+        # one function, compiled once for each combination
+        torch._dynamo.config.recompile_limit = 64
     wanted = combinations(every, not left_out)
 
     with explained(options):
         with progress(f"building {len(wanted)} combinations"):
-            build(version, options, wanted[0], precision, batch)  # not kept: what is set up once for all must not count for it
-            trains, peaks = zip(*(build(version, options, fusions, precision, batch) for fusions in wanted), strict=True)
-        measured = record.header(files.schema_of(Ablation), device, precision.name, model=options.model) | {
-            "version": record.name(version), "settings": {"capture_step": True} if options.capture_step else {},
-            "training": {"batch_size": options.batch_size, "sequence_length": options.seq_len, "seed": options.seed},
-            "rounds": 0, "steps_per_round": STEPS, "left_out": left_out,
-            "counted": "kernels" if devices.is_gpu(device) else "operators", "notes": [ENDED_EARLY],
+            # not kept: what is set up once for all must not count for it
+            build(version, options, wanted[0], precision, batch)
+            trains, peaks = zip(
+                *(build(version, options, fusions, precision, batch) for fusions in wanted),
+                strict=True,
+            )
+        measured = record.header(
+            files.schema_of(Ablation), device, precision.name, model=options.model
+        ) | {
+            "version": record.name(version),
+            "settings": {"capture_step": True} if options.capture_step else {},
+            "training": {
+                "batch_size": options.batch_size,
+                "sequence_length": options.seq_len,
+                "seed": options.seed,
+            },
+            "rounds": 0,
+            "steps_per_round": STEPS,
+            "left_out": left_out,
+            "counted": "kernels" if devices.is_gpu(device) else "operators",
+            "notes": [ENDED_EARLY],
             "combinations": [
-                {"fusions": dict(zip(FUSIONS, fusions, strict=True)), "flags": flags_for(fusions), "peak_mib": peak,
-                 "round_ms": [], "launches_per_step": None, "loss": None}
+                {
+                    "fusions": dict(zip(FUSIONS, fusions, strict=True)),
+                    "flags": flags_for(fusions),
+                    "peak_mib": peak,
+                    "round_ms": [],
+                    "launches_per_step": None,
+                    "loss": None,
+                }
                 for fusions, peak in zip(wanted, peaks, strict=True)
             ],
-        }  # fmt: skip
+        }
         found = measured["combinations"]
         times: list[list[float]] = [[] for _ in wanted]  # ms of the timed steps
         with signals.deferred() as received:
@@ -108,14 +140,21 @@ def measure(version: ModuleType, options: Options, every: bool, rounds: int, pat
                     combination |= {"step_ms": summarize(ms), "steps": WARMUP + done * (1 + STEPS)}
                 measured["rounds"] = done
                 files.write_measurement(path, measured, "--output-dir")
-                print(f"round {done} of {rounds}: {len(wanted)} combinations in {time.perf_counter() - start:.1f} s", flush=True)
+                print(
+                    f"round {done} of {rounds}: {len(wanted)} combinations in {time.perf_counter() - start:.1f} s",
+                    flush=True,
+                )
                 if received:
                     break
         losses = [train().item() for train in trains]
         with progress("counting the launches of each combination"):
             counts = [count(train) for train in trains]
     for combination, loss, counted in zip(found, losses, counts, strict=True):
-        combination |= {"loss": loss, "steps": combination["steps"] + 1, "launches_per_step": launches_per_step(counted)}
+        combination |= {
+            "loss": loss,
+            "steps": combination["steps"] + 1,
+            "launches_per_step": launches_per_step(counted),
+        }
     measured["notes"] = list(dict.fromkeys(note for counted in counts for note in counted.notes))
     files.write_measurement(path, measured, "--output-dir")
     return 128 + received[0] if received else 0
@@ -124,17 +163,22 @@ def measure(version: ModuleType, options: Options, every: bool, rounds: int, pat
 def build(
     version: ModuleType, options: Options, fusions: Fusions, precision: Precision, batch: Batch
 ) -> tuple[Callable[[], Tensor], float | None]:
-    """A combination's training step, which returns the loss, after its first steps from the seed's weights; its peak in MiB."""
+    """A combination's training step, which returns the loss, after its first steps from the seed's
+    weights; its peak in MiB.
+    """
     device = precision.device
     gc.collect()
     devices.synchronize(device)
     devices.reset_peak_memory(device)
     before = devices.peak_memory(device)["peak_mib"]  # after a reset: what is held now
     torch.manual_seed(options.seed)
-    prepared = prepare_for_study(version, version_files.switched(version, options, *flags_for(fusions)), precision, batch)
+    prepared = prepare_for_study(
+        version, version_files.switched(version, options, *flags_for(fusions)), precision, batch
+    )
 
     def train() -> Tensor:
-        return prepared.step(batch)  # and keeps the model: a captured step holds none of the weights that it reads
+        # and keeps the model: a captured step holds none of the weights that it reads
+        return prepared.step(batch)
 
     train()
     devices.synchronize(device)

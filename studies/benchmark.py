@@ -1,12 +1,15 @@
-"""Benchmarks models at equal shapes: versions and external baselines, each in a new process, in turn.
+"""Benchmarks models at equal shapes: versions and external baselines, each in a new process, in
+turn.
 
-A cell is a model at a batch size and a sequence length. Its process builds the model with random weights, checks that every
-parameter gets a gradient, takes a few training steps that do not count (they compile), and then times steps on one batch. The
-repeats of a shape take turns (a, b, a, b), so that a slow spell of the machine affects all models. Peak memory is the maximum
-over the timed steps: of PyTorch's allocator on a GPU, without its reserve and the CUDA context, of the whole process on a CPU.
+A cell is a model at a batch size and a sequence length. Its process builds the model with random
+weights, checks that every parameter gets a gradient, takes a few training steps that do not count
+(they compile), and then times steps on one batch. The repeats of a shape take turns (a, b, a, b),
+so that a slow spell of the machine affects all models. Peak memory is the maximum over the timed
+steps: of PyTorch's allocator on a GPU, without its reserve and the CUDA context, of the whole
+process on a CPU.
 
-Accuracy is measured at the smallest shape only: the errors of logits and gradients against the baseline in float64
-(`studies.accuracy`), in the benchmark's precision.
+Accuracy is measured at the smallest shape only: the errors of logits and gradients against the
+baseline in float64 (`studies.accuracy`), in the benchmark's precision.
 """
 
 import importlib.metadata
@@ -38,15 +41,22 @@ import torch
 WARMUP = 3  # training steps before the timed ones
 FAILED = ("failed", "timed out")  # otherwise than by memory
 Job = tuple[dict[str, Any], Callable[[], Any]]  # a cell, and what a process measures of it
-ENERGY_SECONDS = 20  # the counter is updated every 20 to 100 ms, so they are at most 100 ms too many or too few: 0.5%
+# the counter is updated every 20 to 100 ms, so they are at most 100 ms too many or too few: 0.5%
+ENERGY_SECONDS = 20
 
 
 def plan(arguments: Namespace, known: dict[str, Model]) -> tuple[list[Model], list[Options]]:
-    """The models, and the options of each shape, smallest first. UsageError: a value is wrong, or a model cannot run here."""
-    for flag, given, valid in (("--models", arguments.models, known), ("--metrics", arguments.metrics, METRICS)):
+    """The models, and the options of each shape, smallest first. UsageError: a value is wrong, or a
+    model cannot run here.
+    """
+    for flag, given, valid in (
+        ("--models", arguments.models, known),
+        ("--metrics", arguments.metrics, METRICS),
+    ):
         if unknown := [name for name in given if name not in valid]:
             raise UsageError(f"{flag}: there is no {unknown[0]!r}; there are {', '.join(valid)}")
-    models, device = [known[name] for name in dict.fromkeys(arguments.models)], devices.select(arguments.device)
+    models = [known[name] for name in dict.fromkeys(arguments.models)]
+    device = devices.select(arguments.device)
     if "energy" in arguments.metrics and devices.describe(device)["kind"] != "cuda":
         raise UsageError("--metrics energy: only an NVIDIA GPU counts its energy")
     for model in models:
@@ -56,21 +66,39 @@ def plan(arguments: Namespace, known: dict[str, Model]) -> tuple[list[Model], li
             model.load().check(device, amp_dtype(arguments))
         elif model.name.endswith(known_models.FP8) and not devices.is_gpu(device):
             raise UsageError(f"{model.name}: products in FP8 need a GPU")
-    shapes = [dict(batch_size=b, seq_len=s) for s in sorted({*arguments.seq_lengths}) for b in sorted({*arguments.batch_sizes})]
+    shapes = [
+        dict(batch_size=b, seq_len=s)
+        for s in sorted({*arguments.seq_lengths})
+        for b in sorted({*arguments.batch_sizes})
+    ]
     return models, [version_files.resolve(Namespace(**vars(arguments) | shape)) for shape in shapes]
 
 
-def measure(arguments: Namespace, models: list[Model], shapes: list[Options], baseline: Model, path: Path) -> int:
-    """Measures what `plan` returned, and writes benchmark.json (`path`) after each process; the exit code is `_run`'s."""
-    smallest, packages = shapes[0], {package for model in models if not model.path for package in model.load().packages}
-    measured = record.header(files.schema_of(Benchmark), None, SHORT[amp_dtype(smallest) or torch.float32]) | {
+def measure(
+    arguments: Namespace, models: list[Model], shapes: list[Options], baseline: Model, path: Path
+) -> int:
+    """Measures what `plan` returned, and writes benchmark.json (`path`) after each process; the
+    exit code is `_run`'s.
+    """
+    smallest = shapes[0]
+    packages = {package for model in models if not model.path for package in model.load().packages}
+    measured = record.header(
+        files.schema_of(Benchmark), None, SHORT[amp_dtype(smallest) or torch.float32]
+    ) | {
         "status": "interrupted",  # until the end is reached
         "packages": {module: _version(module) for module in sorted(packages)},
-        "model": smallest.model.model_dump(exclude={"max_sequence_length"}),  # which grows with the shape
-        "seed": smallest.seed, "models": [model.name for model in models], "metrics": arguments.metrics,
-        "batch_sizes": sorted({*arguments.batch_sizes}), "sequence_lengths": sorted({*arguments.seq_lengths}),
-        "steps": arguments.num_steps, "repeats": arguments.repeats, "cells": [], "accuracy": [],
-    }  # fmt: skip
+        # which grows with the shape
+        "model": smallest.model.model_dump(exclude={"max_sequence_length"}),
+        "seed": smallest.seed,
+        "models": [model.name for model in models],
+        "metrics": arguments.metrics,
+        "batch_sizes": sorted({*arguments.batch_sizes}),
+        "sequence_lengths": sorted({*arguments.seq_lengths}),
+        "steps": arguments.num_steps,
+        "repeats": arguments.repeats,
+        "cells": [],
+        "accuracy": [],
+    }
 
     jobs: list[Job] = []
     energy = "energy" in arguments.metrics
@@ -85,14 +113,26 @@ def measure(arguments: Namespace, models: list[Model], shapes: list[Options], ba
             measured["cells"].append(cell)
             row.append((cell, partial(speed, model, shape, arguments.num_steps, energy)))
         jobs += row * arguments.repeats
-    return _run(jobs, measured, path, lambda work: job_runner.in_a_process(work, smallest.device, arguments.timeout))
+    return _run(
+        jobs,
+        measured,
+        path,
+        lambda work: job_runner.in_a_process(work, smallest.device, arguments.timeout),
+    )
 
 
-def _run(jobs: list[Job], measured: dict[str, Any], path: Path, in_a_process: Callable[[Callable], dict[str, Any]]) -> int:
-    """Runs the jobs in turn; after each it prints a line and writes `measured`, which holds the cells.
+def _run(
+    jobs: list[Job],
+    measured: dict[str, Any],
+    path: Path,
+    in_a_process: Callable[[Callable], dict[str, Any]],
+) -> int:
+    """Runs the jobs in turn; after each it prints a line and writes `measured`, which holds the
+    cells.
 
-    A cell that has failed keeps its status and its reason, and is not repeated. The others go on. After a signal no job starts.
-    Returns the exit code: 0, 1 if a cell failed otherwise than by memory, 128 + n if stopped by signal n.
+    A cell that has failed keeps its status and its reason, and is not repeated. The others go on.
+    After a signal no job starts. Returns the exit code: 0, 1 if a cell failed otherwise than by
+    memory, 128 + n if stopped by signal n.
     """
     with signals.deferred() as received:
         for number, (cell, work) in enumerate(jobs, 1):
@@ -122,8 +162,12 @@ def _version(module: str) -> str:
 
 def _blank(model: Model, shape: Options) -> dict[str, Any]:
     return {
-        "model": model.name, "batch_size": shape.batch_size, "sequence_length": shape.seq_len, "status": "not run", "reason": None
-    }  # fmt: skip
+        "model": model.name,
+        "batch_size": shape.batch_size,
+        "sequence_length": shape.seq_len,
+        "status": "not run",
+        "reason": None,
+    }
 
 
 def place(entry: Mapping[str, Any]) -> str:
@@ -149,24 +193,31 @@ def _said(cell: Mapping[str, Any]) -> str:
 def built(model: Model, options: Options) -> tuple[preparation.Prepared, Precision]:
     """A new model's training step, checked, and its precision.
 
-    Versions ask PyTorch for deterministic algorithms. External baselines run without them, as their users run them: PyTorch then
-    picks faster kernels, such as cuDNN's backward pass of attention.
+    Versions ask PyTorch for deterministic algorithms. External baselines run without them, as their
+    users run them: PyTorch then picks faster kernels, such as cuDNN's backward pass of attention.
     """
-    version, device = model.load(), devices.select(options.device)
+    version = model.load()
+    device = devices.select(options.device)
     capture_step = model.captured or None  # None: as the model has it
-    settings = replace(version_files.switched(version, options, *model.flags), capture_step=capture_step)
+    settings = replace(
+        version_files.switched(version, options, *model.flags), capture_step=capture_step
+    )
     precision = Precision(device, amp_dtype(options))
     devices.configure(device, options.seed)
     if not model.path:
         torch.use_deterministic_algorithms(False)
-    with device:  # PyTorch draws weights of its own first, of which ours take the place: many seconds of a CPU at large
+    # PyTorch draws weights of its own first, of which ours take the place: many seconds of a CPU at
+    # large
+    with device:
         made = version.make_model(settings)
     batch = version_files.random_batch(options, device)
     return preparation.prepare_for_study(version, settings, precision, batch, model=made), precision
 
 
 def speed(model: Model, options: Options, count: int, energy: bool = False) -> Timed:
-    """Times of `count` steps, peak memory, and joules if asked for; the weights are random, and not the seed's."""
+    """Times of `count` steps, peak memory, and joules if asked for; the weights are random, and not
+    the seed's.
+    """
     with weights.drawn_on(devices.select(options.device)):
         prepared, precision = built(model, options)
     batch = version_files.random_batch(options, precision.device)
@@ -175,7 +226,9 @@ def speed(model: Model, options: Options, count: int, energy: bool = False) -> T
     devices.synchronize(precision.device)
     devices.reset_peak_memory(precision.device)
     times = benchmark(lambda: prepared.step(batch), precision.device, warmup=1, iterations=count)
-    found = {"step_ms": summarize(times)} | devices.peak_memory(precision.device, prepared.graph_peak_bytes)
+    found = {"step_ms": summarize(times)} | devices.peak_memory(
+        precision.device, prepared.graph_peak_bytes
+    )
     if reason := getattr(prepared.model, "switches", {}).get("no-kernels"):
         found["no_kernels"] = reason
     if energy:
@@ -185,7 +238,9 @@ def speed(model: Model, options: Options, count: int, energy: bool = False) -> T
 
 def joules_a_step(step: Callable[[], object], device: torch.device) -> float:
     """What the GPU draws for a step, its idle power included, over ENERGY_SECONDS of steps."""
-    steps, before, end = 0, nvml.joules(), time.perf_counter() + ENERGY_SECONDS
+    steps = 0
+    before = nvml.joules()
+    end = time.perf_counter() + ENERGY_SECONDS
     while time.perf_counter() < end:
         for _ in range(10):
             step()

@@ -1,7 +1,7 @@
 """The report on a benchmark: its conditions, tables, and what could not be measured.
 
-A time or a peak of a cell is the median over its repeats. Ratios are against the first model. Above 1 a model is faster, or needs
-less memory.
+A time or a peak of a cell is the median over its repeats. Ratios are against the first model. Above
+1 a model is faster, or needs less memory.
 """
 
 from collections.abc import Mapping
@@ -18,23 +18,45 @@ from tracepage.show.report import Report
 
 import pandas
 
-COLUMNS = ("model", "batch_size", "sequence_length", "status", "ms", "p20", "p80", "repeats", "tokens_per_second", "speedup",
-           "peak_mib", "memory_ratio")  # fmt: skip
-SHAPE = {"model": "model", "batch_size": "B", "sequence_length": "S"}  # of a cell, with the heads in tables
+COLUMNS = (
+    "model",
+    "batch_size",
+    "sequence_length",
+    "status",
+    "ms",
+    "p20",
+    "p80",
+    "repeats",
+    "tokens_per_second",
+    "speedup",
+    "peak_mib",
+    "memory_ratio",
+)
+# of a cell, with the heads in tables
+SHAPE = {"model": "model", "batch_size": "B", "sequence_length": "S"}
 Row = dict[str, Any]  # by the names in COLUMNS and of further columns
 
 
 def analyze(path: Path) -> Report:
-    """The report on a benchmark.json, as .csv, .json and .md. Errors of `read`; RunError: nothing was measured."""
+    """The report on a benchmark.json, as .csv, .json and .md. Errors of `read`; RunError: nothing
+    was measured.
+    """
     measured = study_files.read_benchmark(path)
-    against, found = measured["models"][0], results(measured)
+    against = measured["models"][0]
+    found = results(measured)
     entries: list[Any] = [*measured["cells"], *measured["accuracy"]]
     if all(entry["status"] != "ok" for entry in entries):
-        raise RunError(f"nothing was measured; the first: {place(entries[0])}, {reason(entries[0])}")
+        raise RunError(
+            f"nothing was measured; the first: {place(entries[0])}, {reason(entries[0])}"
+        )
     where = run_facts.describe(measured | {"training": {}}, "batch_size", "sequence_length")
     packages = ", ".join(f"{name} {version}" for name, version in measured["packages"].items())
     conditions = "; ".join(filter(None, [where, packages]))
-    timed = {place(row).replace(",", ""): row | {"median": row["ms"]} for row in found.values() if row["ms"]}
+    timed = {
+        place(row).replace(",", ""): row | {"median": row["ms"]}
+        for row in found.values()
+        if row["ms"]
+    }
     runs = [(cell["model"], run) for cell in measured["cells"] for run in cell["runs"]]
     report = Report("Benchmark")
     report.json("benchmark", measured)
@@ -45,9 +67,13 @@ def analyze(path: Path) -> Report:
     )
     if without := {model: run["no_kernels"] for model, run in runs if "no_kernels" in run}:
         why = next(iter(without.values()))
-        report.text(f"No Triton kernels in {', '.join(without)}: {why}. PyTorch's operations were measured in their place.")
+        report.text(
+            f"No Triton kernels in {', '.join(without)}: {why}. PyTorch's operations were measured in their place."
+        )
     if timed:
-        report.csv("benchmark", COLUMNS, [[row[name] for name in COLUMNS] for row in found.values()])
+        report.csv(
+            "benchmark", COLUMNS, [[row[name] for name in COLUMNS] for row in found.values()]
+        )
     if "throughput" in measured["metrics"]:
         report.section(f"Throughput (and speed-up against {against})", "throughput")
         names = ("ms", "spread", "processes", "tokens_per_second", "speedup")
@@ -57,23 +83,36 @@ def analyze(path: Path) -> Report:
     if "memory" in measured["metrics"]:
         kind = next((run["kind"] for _, run in runs), "")
         report.section(f"Peak memory of the timed steps, {kind} (and {against} / model)", "memory")
-        report.table([*SHAPE.values(), "peak MiB", "ratio"], rows(found, "peak_mib", "memory_ratio"))
+        report.table(
+            [*SHAPE.values(), "peak MiB", "ratio"], rows(found, "peak_mib", "memory_ratio")
+        )
     if "energy" in measured["metrics"]:
         report.section("Energy")
-        report.table([*SHAPE.values(), "ms/step", "J/step", "mJ/token"], rows(found, "ms", "joules", "mj_per_token"))
+        report.table(
+            [*SHAPE.values(), "ms/step", "J/step", "mJ/token"],
+            rows(found, "ms", "joules", "mj_per_token"),
+        )
     if "accuracy" in measured["metrics"]:
         report.section("Accuracy")
         columns = ["model", "logits_error", "gradient_error", "gradient"]
         header = ["model", "error of the logits", "largest of a gradient", "which is of"]
-        compared = [[entry.get(name) for name in columns] for entry in measured["accuracy"] if entry["status"] == "ok"]
+        compared = [
+            [entry.get(name) for name in columns]
+            for entry in measured["accuracy"]
+            if entry["status"] == "ok"
+        ]
         report.table(header, compared)
         report.text(
             f"At B {measured['batch_sizes'][0]}, S {measured['sequence_lengths'][0]} only: the largest difference over the "
             "largest element, against the first version in float64. The first version's own errors are rounding."
         )
     missing = [entry for entry in entries if entry["status"] != "ok"]
-    facts = [("The run was interrupted", "cells are missing, or lack repeats")] * (measured["status"] == "interrupted")
-    facts += [(place(entry) + ", accuracy" * ("runs" not in entry), reason(entry)) for entry in missing]
+    facts = [("The run was interrupted", "cells are missing, or lack repeats")] * (
+        measured["status"] == "interrupted"
+    )
+    facts += [
+        (place(entry) + ", accuracy" * ("runs" not in entry), reason(entry)) for entry in missing
+    ]
     if facts:
         report.section("Not measured")
         report.facts(facts)
@@ -84,12 +123,20 @@ def results(measured: Benchmark) -> dict[tuple[str, int, int], Row]:
     """COLUMNS (None if not measured) and what only tables show, by model, batch size, length."""
     found: dict[tuple[str, int, int], Row] = {}
     for cell in measured["cells"]:
-        row: Row = dict.fromkeys(COLUMNS) | {name: value for name, value in cell.items() if name in COLUMNS}
+        row: Row = dict.fromkeys(COLUMNS) | {
+            name: value for name, value in cell.items() if name in COLUMNS
+        }
         if cell["status"] == "ok":
             steps = pandas.DataFrame([run["step_ms"] for run in cell["runs"]]).median()
-            row |= {"ms": steps["median"], "p20": steps["p20"], "p80": steps["p80"], "repeats": len(cell["runs"])}
+            row |= {
+                "ms": steps["median"],
+                "p20": steps["p20"],
+                "p80": steps["p80"],
+                "repeats": len(cell["runs"]),
+            }
             row["peak_mib"] = median(run["peak_mib"] for run in cell["runs"])
-            row["spread"], tokens = tables.spread(row), row["batch_size"] * row["sequence_length"]
+            row["spread"] = tables.spread(row)
+            tokens = row["batch_size"] * row["sequence_length"]
             row["processes"] = ", ".join(f"{run['step_ms']['median']:.4g}" for run in cell["runs"])
             row["tokens_per_second"] = tokens / row["ms"] * 1e3
             if "energy" in measured["metrics"]:
@@ -99,7 +146,10 @@ def results(measured: Benchmark) -> dict[tuple[str, int, int], Row]:
     for (_, size, length), row in found.items():
         base = found[measured["models"][0], size, length]
         if base["ms"] and row["ms"]:
-            row |= {"speedup": base["ms"] / row["ms"], "memory_ratio": base["peak_mib"] / row["peak_mib"]}
+            row |= {
+                "speedup": base["ms"] / row["ms"],
+                "memory_ratio": base["peak_mib"] / row["peak_mib"],
+            }
     return found
 
 

@@ -40,11 +40,18 @@ def in_a_process(work: Callable[[], Any], device: str, timeout: int | None = Non
 
 def _do(work: Callable[[], Any], device: str, sender: Any) -> None:
     """Does the work in its own process, and sends its outcome."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the study, which ends this process
-    outcome: Outcome = {"device": devices.describe(devices.select(device)), "environment": devices.environment()}
+    # Ctrl-C reaches the study, which ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    outcome: Outcome = {
+        "device": devices.describe(devices.select(device)),
+        "environment": devices.environment(),
+    }
     try:
         outcome |= {"status": "ok", "reason": None, "found": work()}
     except Exception as error:  # a cell that fails is a result; the others go on
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        outcome |= {"status": "out of memory" if devices.is_out_of_memory(error) else "failed", "reason": said[:500]}
+        outcome |= {
+            "status": "out of memory" if devices.is_out_of_memory(error) else "failed",
+            "reason": said[:500],
+        }
     sender.send(outcome)

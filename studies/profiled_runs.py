@@ -1,7 +1,9 @@
-"""`run_pytorch_profiler.py` of every version: a profiled run, or profiles that were taken before, and a report of either.
+"""`run_pytorch_profiler.py` of every version: a profiled run, or profiles that were taken before,
+and a report of either.
 
-`run_triton_profiling.py` and `run_ultra_profiling.py`: the same with the critical path of a step, by kernel.
-`run_deepspeed_flops.py` of every version: a run with three FLOP counts, its intensity and roofline, or an earlier result.
+`run_triton_profiling.py` and `run_ultra_profiling.py`: the same with the critical path of a step,
+by kernel. `run_deepspeed_flops.py` of every version: a run with three FLOP counts, its intensity
+and roofline, or an earlier result.
 """
 
 from dataclasses import replace
@@ -16,21 +18,34 @@ from tracepage.views import critical_path, flop_counts, profile_summary
 
 
 def profile(version: ModuleType, description: str | None) -> int:
-    """Parses the command line, and profiles `version` or shows what was profiled; returns the exit code."""
+    """Parses the command line, and profiles `version` or shows what was profiled; returns the exit
+    code.
+    """
     parser = version_files.run_parser(version, description, analyzed="profile_*.json files")
-    parser.add_argument("--generate-report", action="store_true", help="write report.md beside the profile")
+    parser.add_argument(
+        "--generate-report", action="store_true", help="write report.md beside the profile"
+    )
     arguments = cli.parse(parser)
-    paths, sort_by = arguments.analyze_existing, arguments.sort_by
+    paths = arguments.analyze_existing
+    sort_by = arguments.sort_by
     if paths:
         profiles = [step_profile.read(path) for path in paths]
-        if sort_by and "memory" in sort_by and any(profile["memory_peak_bytes"] is None for profile in profiles):
-            raise UsageError(f"--sort-by {sort_by}: a profile holds no memory: it was made without --profile-memory")
+        if (
+            sort_by
+            and "memory" in sort_by
+            and any(profile["memory_peak_bytes"] is None for profile in profiles)
+        ):
+            raise UsageError(
+                f"--sort-by {sort_by}: a profile holds no memory: it was made without --profile-memory"
+            )
         print(profile_summary.report(paths, sort_by).terminal())
         code = 0
     else:
         options = version_files.run_options(version, arguments)
         run = version.train(replace(options, profile_operators=True))
-        paths, code = run.profiles[:1], run.exit_code  # a run that was stopped may not have reached the steps that are profiled
+        # a run that was stopped may not have reached the steps that are profiled
+        paths = run.profiles[:1]
+        code = run.exit_code
     if arguments.generate_report and paths:
         for path in profile_summary.write(paths, sort_by):
             print(f"  report       {path}")
@@ -38,35 +53,61 @@ def profile(version: ModuleType, description: str | None) -> int:
 
 
 def profile_kernels(version: ModuleType, description: str | None) -> int:
-    """Parses the command line, profiles `version` or takes a profile, and shows the kernels of a step; returns the exit code."""
-    parser = version_files.run_parser(version, description, analyzed="a profile, or a folder of some,")
+    """Parses the command line, profiles `version` or takes a profile, and shows the kernels of a
+    step; returns the exit code.
+    """
+    parser = version_files.run_parser(
+        version, description, analyzed="a profile, or a folder of some,"
+    )
     arguments = cli.parse(parser)
-    paths, code = [step_profile.find(path) for path in arguments.analyze_existing or ()], 0
+    paths = [step_profile.find(path) for path in arguments.analyze_existing or ()]
+    code = 0
     if not paths:
         run = version.train(version_files.run_options(version, arguments))
-        paths, code = run.profiles[:1], run.exit_code  # a run that was stopped may not have reached the steps that are profiled
+        # a run that was stopped may not have reached the steps that are profiled
+        paths = run.profiles[:1]
+        code = run.exit_code
     for path in paths:
         print(critical_path.report(path, step_profile.read(path), arguments.sort_by).terminal())
     return code
 
 
 def count_flops(version: ModuleType, description: str | None) -> int:
-    """Parses the command line, and counts the FLOPs of `version` or shows what was counted; returns the exit code."""
+    """Parses the command line, and counts the FLOPs of `version` or shows what was counted; returns
+    the exit code.
+    """
     parser = version_files.run_parser(version, description)
-    parser.add_argument("--analyze-results", type=Path, metavar="FILE", help="a flops_profile.json to show; runs nothing")
-    parser.add_argument("--computational-intensity", action="store_true", help="print FLOPs per byte by span and by operator")
-    parser.add_argument("--generate-roofline", action="store_true", help="write roofline.png and .csv beside the counts")
+    parser.add_argument(
+        "--analyze-results",
+        type=Path,
+        metavar="FILE",
+        help="a flops_profile.json to show; runs nothing",
+    )
+    parser.add_argument(
+        "--computational-intensity",
+        action="store_true",
+        help="print FLOPs per byte by span and by operator",
+    )
+    parser.add_argument(
+        "--generate-roofline",
+        action="store_true",
+        help="write roofline.png and .csv beside the counts",
+    )
     arguments = cli.parse(parser)
-    path, code, asked = arguments.analyze_results, 0, arguments.computational_intensity or arguments.generate_roofline
+    path = arguments.analyze_results
+    code = 0
+    asked = arguments.computational_intensity or arguments.generate_roofline
     if not path:
         options = version_files.run_options(version, arguments)
         options = replace(options, enable_deepspeed_flops=True, measure_peak=True)
-        if not options.enable_pytorch_profiler and options.num_steps > 2:  # a shorter run would have slowed steps only
+        # a shorter run would have slowed steps only
+        if not options.enable_pytorch_profiler and options.num_steps > 2:
             options = replace(options, enable_pytorch_profiler=True, profile_dir=options.flops_dir)
         run = version.train(options)
         if not run.flops:  # other processes leave them to the first
             return run.exit_code
-        path, code = run.flops[0], run.exit_code
+        path = run.flops[0]
+        code = run.exit_code
     counts = flop_counts.read(path)
     print(flop_counts.report(counts).terminal())
     if asked and not code:

@@ -1,4 +1,5 @@
-"""Version files as modules, for scripts that run or compare them, and the flags that comparisons share.
+"""Version files as modules, for scripts that run or compare them, and the flags that comparisons
+share.
 
 A version is a module with
 
@@ -8,10 +9,12 @@ A version is a module with
     make_step(model, optimizer, precision)       a function of a batch: one training step, which returns its loss
     train(options, make_model, make_step)        a run, as `common.training.run.Run` records it; other functions may be given
 
-and, where it has any, `SWITCHES` ({name: whether it is on by default}), `CAPTURED` (whether a step is captured unless the flags
-say otherwise) and `PARALLEL` (the forms of --parallel that it supports, the default first; all unless given).
+and, where it has any, `SWITCHES` ({name: whether it is on by default}), `CAPTURED` (whether a step
+is captured unless the flags say otherwise) and `PARALLEL` (the forms of --parallel that it
+supports, the default first; all unless given).
 
-A comparison needs no data set and no training run, so its script has only some of the flags of `common.options`.
+A comparison needs no data set and no training run, so its script has only some of the flags of
+`common.options`.
 """
 
 import importlib.util
@@ -28,13 +31,23 @@ import torch
 from torch import Tensor
 
 SHARED = (
-    "--preset", "--config", "--batch-size", "--seq-len", "--seed", "--device", "--use-amp", "--amp-dtype", "--capture-step",
-)  # fmt: skip
+    "--preset",
+    "--config",
+    "--batch-size",
+    "--seq-len",
+    "--seed",
+    "--device",
+    "--use-amp",
+    "--amp-dtype",
+    "--capture-step",
+)
 REQUIRED = ("TinyLlama", "make_model", "make_optimizer", "make_step")
 
 
 def load(path: Path) -> ModuleType:
-    """Imports a version file as a module of its own, whatever was imported from it before. UsageError: it is no version."""
+    """Imports a version file as a module of its own, whatever was imported from it before.
+    UsageError: it is no version.
+    """
     if not path.is_file() or path.suffix != ".py":
         raise UsageError(f"{path} is not a Python file: give a version, such as tiny_llama_v1.py")
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
@@ -46,12 +59,16 @@ def load(path: Path) -> ModuleType:
         raise UsageError(f"{path} cannot be imported: {error}") from error
     missing = [required for required in REQUIRED if not hasattr(module, required)]
     if missing:
-        raise UsageError(f"{path} is not a version: it has no {', '.join(missing)} (see studies/version_files.py)")
+        raise UsageError(
+            f"{path} is not a version: it has no {', '.join(missing)} (see studies/version_files.py)"
+        )
     return module
 
 
 def run_parser(version: ModuleType, description: str | None, analyzed: str = "") -> ArgumentParser:
-    """The flags of a version's run, for `run_options`; `analyzed` is what a program reports on, which profiles its runs."""
+    """The flags of a version's run, for `run_options`; `analyzed` is what a program reports on,
+    which profiles its runs.
+    """
     result = ArgumentParser(description=description)
     cli.add_model_flags(result)
     cli.add_training_flags(result)
@@ -59,7 +76,13 @@ def run_parser(version: ModuleType, description: str | None, analyzed: str = "")
     if hasattr(version, "SWITCHES"):
         cli.add_switches(result, version.SWITCHES)
     if analyzed:
-        result.add_argument("--analyze-existing", type=Path, nargs="+", metavar="FILE", help=f"{analyzed} to show; runs nothing")
+        result.add_argument(
+            "--analyze-existing",
+            type=Path,
+            nargs="+",
+            metavar="FILE",
+            help=f"{analyzed} to show; runs nothing",
+        )
         result.set_defaults(enable_pytorch_profiler=True)
     return result
 
@@ -77,20 +100,28 @@ def parser(description: str | None, *left_out: str) -> ArgumentParser:
 
 
 def resolve(arguments: Namespace) -> Options:
-    """The options of a comparison from the flags of `parser`. One that adds flags calls `cli.resolve` with its own class."""
+    """The options of a comparison from the flags of `parser`. One that adds flags calls
+    `cli.resolve` with its own class.
+    """
     return cli.resolve(Options, arguments)
 
 
 def switched(version: ModuleType, options: cli.Kind, *flags: str) -> cli.Kind:
-    """The options with the version's switches as given, or at their defaults. UsageError: a flag is unknown or contradicted."""
-    own, defaults = ArgumentParser(), getattr(version, "SWITCHES", {})
+    """The options with the version's switches as given, or at their defaults. UsageError: a flag is
+    unknown or contradicted.
+    """
+    own = ArgumentParser()
+    defaults = getattr(version, "SWITCHES", {})
     if defaults:
         cli.add_switches(own, defaults)
     return replace(options, switches=cli.switches(cli.parse(own, flags), defaults))
 
 
 def random_batch(options: Options, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids [B, S] drawn uniformly, the same for the same seed on every device, and the ids that follow each, [B, S]."""
-    generator, shape = torch.Generator().manual_seed(options.seed), (options.batch_size, options.seq_len + 1)
+    """Token ids [B, S] drawn uniformly, the same for the same seed on every device, and the ids
+    that follow each, [B, S].
+    """
+    generator = torch.Generator().manual_seed(options.seed)
+    shape = (options.batch_size, options.seq_len + 1)
     ids = torch.randint(options.model.vocab_size, shape, generator=generator).to(device)
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()

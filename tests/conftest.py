@@ -20,37 +20,56 @@ import numpy
 import pytest
 import torch
 
-os.environ["COLUMNS"] = "120"  # a terminal that is narrower would leave out columns that tests look for
+# a terminal that is narrower would leave out columns that tests look for
+os.environ["COLUMNS"] = "120"
 ROOT = Path(__file__).parents[1]
 V1 = ROOT / "version1_pytorch_baseline"
-PATHS = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))  # what a script of ours needs to see
+# what a script of ours needs to see
+PATHS = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 markov = functools.cache(data.markov)  # scripts that run in one process share the synthetic source
 TINY = (
-    "--num-layers", "2", "--hidden-dim", "32", "--num-heads", "4", "--intermediate-dim", "64",
-    "--batch-size", "2", "--seq-len", "16",
-)  # fmt: skip
+    "--num-layers",
+    "2",
+    "--hidden-dim",
+    "32",
+    "--num-heads",
+    "4",
+    "--intermediate-dim",
+    "64",
+    "--batch-size",
+    "2",
+    "--seq-len",
+    "16",
+)
 
 torch.set_num_threads(1)  # sizes here are small, and tests may share the machine
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes away from what it starts in the background
+# which a shell takes away from what it starts in the background
+signal.signal(signal.SIGINT, signal.default_int_handler)
 if not torch.cuda.is_available():
-    # Triton's kernels are interpreted if this is set when they are imported, and PyTorch's FLOP counter imports some: so it
-    # is set before any test module is imported.
+    # Triton's kernels are interpreted if this is set when they are imported, and PyTorch's FLOP
+    # counter imports some: so it is set before any test module is imported.
     os.environ["TRITON_INTERPRET"] = "1"
 
 
 def interpreter_fails() -> bool:
-    """Triton before 3.7 makes an int of an array that holds the index of a loop; NumPy refuses that from 2.4 on."""
+    """Triton before 3.7 makes an int of an array that holds the index of a loop; NumPy refuses that
+    from 2.4 on.
+    """
     if not importlib.util.find_spec("triton"):
         return False
     import triton
 
-    old, new = (tuple(map(int, version.split(".")[:2])) for version in (triton.__version__, numpy.__version__))
+    old, new = (
+        tuple(map(int, version.split(".")[:2]))
+        for version in (triton.__version__, numpy.__version__)
+    )
     return old < (3, 7) and new >= (2, 4)
 
 
 INTERPRETER_FAILS = interpreter_fails()
 WHY = "needs Triton from 3.7 on or NumPy before 2.4, to interpret kernels"
-# A script that the test starts interprets kernels; or the test does so itself, where no GPU runs them.
+# A script that the test starts interprets kernels; or the test does so itself, where no GPU runs
+# them.
 needs_interpreter = pytest.mark.skipif(INTERPRETER_FAILS, reason=WHY)
 runs_kernels = pytest.mark.skipif(INTERPRETER_FAILS and not torch.cuda.is_available(), reason=WHY)
 
@@ -62,11 +81,15 @@ def cells(table: str) -> list[list[str]]:
 
 
 def texts(svg: str) -> set[str]:
-    return {text.text for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
+    return {
+        text.text for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
+    }
 
 
 def pytest_collection_finish() -> None:
-    """All test modules are imported. A script that a test starts interprets kernels only if the test sets the variable."""
+    """All test modules are imported. A script that a test starts interprets kernels only if the
+    test sets the variable.
+    """
     if os.environ.pop("TRITON_INTERPRET", None) and "triton" in sys.modules:
         sys.modules["triton"].knobs.runtime.interpret = True
         os.environ.pop("TRITON_INTERPRET", None)  # the line before sets it again
@@ -74,7 +97,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def same_settings() -> Iterator[None]:
-    """A test draws the same random numbers whichever tests ran before it, and leaves no setting of PyTorch changed."""
+    """A test draws the same random numbers whichever tests ran before it, and leaves no setting of
+    PyTorch changed.
+    """
     torch.manual_seed(0)
     yield
     if torch.are_deterministic_algorithms_enabled():
@@ -84,33 +109,56 @@ def same_settings() -> Iterator[None]:
 
 
 def finished(
-    command: Sequence[object], folder: Path, environment: Mapping[str, str], check: int | None = 0, seconds: float = 900
+    command: Sequence[object],
+    folder: Path,
+    environment: Mapping[str, str],
+    check: int | None = 0,
+    seconds: float = 900,
 ) -> subprocess.CompletedProcess:
     """Runs a command in a folder and asserts its exit code, unless `check` is None."""
-    done = subprocess.run([*map(str, command)], cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds)
-    assert check in (None, done.returncode), f"exit code {done.returncode}, not {check}\n{done.stdout}\n{done.stderr}"
+    done = subprocess.run(
+        [*map(str, command)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    assert check in (None, done.returncode), (
+        f"exit code {done.returncode}, not {check}\n{done.stdout}\n{done.stderr}"
+    )
     return done
 
 
 @pytest.fixture
 def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
-    """run_script(script, *arguments, check=0, **variables): runs it in tmp_path and asserts its exit code.
+    """run_script(script, *arguments, check=0, **variables): runs it in tmp_path and asserts its
+    exit code.
 
     It runs on the CPU unless variables of its environment are given.
     """
 
-    def run(*arguments: object, check: int = 0, seconds: float = 900, **variables: str) -> subprocess.CompletedProcess:
-        variables = {"PYTHONPATH": PATHS} | (variables or {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
-        return finished([sys.executable, *arguments], tmp_path, os.environ | variables, check, seconds)
+    def run(
+        *arguments: object, check: int = 0, seconds: float = 900, **variables: str
+    ) -> subprocess.CompletedProcess:
+        variables = {"PYTHONPATH": PATHS} | (
+            variables or {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        )
+        return finished(
+            [sys.executable, *arguments], tmp_path, os.environ | variables, check, seconds
+        )
 
     return run
 
 
 @pytest.fixture
 def execute(monkeypatch, capfd, tmp_path: Path) -> Callable:
-    """execute(script, *arguments, check=0): what it prints, as `out` and `err`; as `run_script` without a new process."""
+    """execute(script, *arguments, check=0): what it prints, as `out` and `err`; as `run_script`
+    without a new process.
+    """
     monkeypatch.setattr(data, "markov", markov)
-    monkeypatch.setattr(terminal, "SECONDS", 1e6)  # a busy machine's lines of progress would stand between what is asserted
+    # a busy machine's lines of progress would stand between what is asserted
+    monkeypatch.setattr(terminal, "SECONDS", 1e6)
 
     def run(script: Path, *arguments: object, check: int = 0):
         monkeypatch.chdir(tmp_path)
@@ -140,7 +188,9 @@ def refused(execute) -> Callable[..., str]:
 
 @pytest.fixture
 def no_kernels(monkeypatch) -> None:
-    """PyTorch's operations run in place of the kernels, as without a GPU where nobody asks for the interpreter."""
+    """PyTorch's operations run in place of the kernels, as without a GPU where nobody asks for the
+    interpreter.
+    """
     monkeypatch.setattr("version3_triton.kernels.INTERPRETED", False)
 
 
@@ -209,7 +259,9 @@ def make_step(*arguments):
 
 
 def altered_version(folder: Path, statement: str) -> Path:
-    """A version file: Version 1, whose training step begins with a statement, which may use `batch`, `os` and `torch`."""
+    """A version file: Version 1, whose training step begins with a statement, which may use
+    `batch`, `os` and `torch`.
+    """
     path = folder / "tiny_llama_altered.py"
     path.write_text(ALTERED.format(statement=statement))
     return path

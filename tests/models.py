@@ -14,11 +14,21 @@ Batch = tuple[Tensor, Tensor]
 
 def config(kv_heads: int = 2) -> ModelConfig:
     return ModelConfig(
-        vocab_size=61, hidden_size=48, num_layers=2, num_attention_heads=4, num_key_value_heads=kv_heads, intermediate_size=80
+        vocab_size=61,
+        hidden_size=48,
+        num_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        intermediate_size=80,
     )
 
 
-def build(version: ModuleType, *switches: dict[str, bool], kv_heads: int = 2, device: torch.device | str = "cpu") -> nn.Module:
+def build(
+    version: ModuleType,
+    *switches: dict[str, bool],
+    kv_heads: int = 2,
+    device: torch.device | str = "cpu",
+) -> nn.Module:
     """A version's model, with its own switches unless others are given."""
     torch.manual_seed(0)
     return version.TinyLlama(config(kv_heads), *switches).to(device)
@@ -31,7 +41,9 @@ def batch(device: torch.device | str = "cpu") -> Batch:
 
 
 def gradients(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """The gradients of the loss under Version 1's names; they take the place of the model's weights."""
+    """The gradients of the loss under Version 1's names; they take the place of the model's
+    weights.
+    """
     model.loss(*batch).backward()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -39,7 +51,13 @@ def gradients(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     return model.baseline_state_dict()
 
 
-def losses(version: ModuleType, model: nn.Module, batches: list[Batch], precision: Precision, rate: float = 1e-2) -> list[float]:
+def losses(
+    version: ModuleType,
+    model: nn.Module,
+    batches: list[Batch],
+    precision: Precision,
+    rate: float = 1e-2,
+) -> list[float]:
     """The loss of each batch from before its step, in training as a run does it."""
     optimizer = version.make_optimizer(model, Namespace(learning_rate=rate))
     step = version.make_step(model, optimizer, precision)

@@ -1,9 +1,11 @@
-"""Compiles the kernels of a training step of Versions 3 and 4 for a GPU that is not there, and prints a JSON row for each.
+"""Compiles the kernels of a training step of Versions 3 and 4 for a GPU that is not there, and
+prints a JSON row for each.
 
     python -m tests.offline gfx942 bf16
 
-A driver that compiles and does not run stands in for the GPU's, so this needs a process of its own. Nothing is computed by the
-kernels: which of them a step launches, and with which sizes, follows from shapes alone.
+A driver that compiles and does not run stands in for the GPU's, so this needs a process of its own.
+Nothing is computed by the kernels: which of them a step launches, and with which sizes, follows
+from shapes alone.
 """
 
 import contextlib
@@ -20,7 +22,8 @@ from unittest.mock import patch
 import torch
 
 os.environ.pop("TRITON_INTERPRET", None)  # read when triton is imported
-torch.cuda.is_available, _available = lambda: True, torch.cuda.is_available  # kernels are loaded where one could run
+# kernels are loaded where one could run
+torch.cuda.is_available, _available = lambda: True, torch.cuda.is_available
 
 from common.config import ModelConfig
 from common.precision import Precision
@@ -50,29 +53,46 @@ FP8 = {  # formats of x and of gradients, on the targets that multiply in them
 
 
 def config(hidden: int, heads: int, kv_heads: int, ffn: int, vocabulary: int = 1000) -> ModelConfig:
-    sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "intermediate_size": ffn, "vocab_size": vocabulary}
+    sizes = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": ffn,
+        "vocab_size": vocabulary,
+    }
     return ModelConfig(hidden_size=hidden, num_layers=1, max_sequence_length=256, **sizes)
 
 
-# A model, B and S. The head dimensions are 64 and 128, then also 32, 80 and 16, and SwiGLU and the loss have odd and large sizes.
+# A model, B and S. The head dimensions are 64 and 128, then also 32, 80 and 16, and SwiGLU and the
+# loss have odd and large sizes.
 COMMON = [(config(512, 8, 4, 2048), 1, 128), (config(1024, 8, 4, 4096), 1, 16)]
 ALL = [
-    *COMMON, (config(512, 8, 4, 2048), 8, 128), (config(256, 8, 8, 512), 8, 128), (config(1024, 8, 4, 4096), 1, 256),
-    (config(240, 3, 3, 330, 251), 3, 17), (config(64, 4, 2, 128, 4096), 1, 16), (config(2048, 32, 4, 5632, 32000), 1, 32),
-]  # fmt: skip
+    *COMMON,
+    (config(512, 8, 4, 2048), 8, 128),
+    (config(256, 8, 8, 512), 8, 128),
+    (config(1024, 8, 4, 4096), 1, 256),
+    (config(240, 3, 3, 330, 251), 3, 17),
+    (config(64, 4, 2, 128, 4096), 1, 16),
+    (config(2048, 32, 4, 5632, 32000), 1, 32),
+]
 
 
 def resources(kernel: Any, ptxas_log: str) -> dict[str, int]:
-    """Spilled registers (on NVIDIA bytes that are stored and loaded for them), and bytes of shared memory."""
+    """Spilled registers (on NVIDIA bytes that are stored and loaded for them), and bytes of shared
+    memory.
+    """
     if "amdgcn" in kernel.asm:
-        counted = re.findall(r"^ +(?:- )?\.[sv]gpr_spill_count: +(\d+)$", kernel.asm["amdgcn"], re.MULTILINE)
+        counted = re.findall(
+            r"^ +(?:- )?\.[sv]gpr_spill_count: +(\d+)$", kernel.asm["amdgcn"], re.MULTILINE
+        )
     else:
         counted = re.findall(r"(\d+) bytes spill (?:stores|loads)", ptxas_log)
     assert len(counted) == 2, ptxas_log
     return {"spills": sum(map(int, counted)), "shared_bytes": kernel.metadata.shared}
 
 
-def step(version, model: torch.nn.Module, precision: Precision, batch: tuple[Tensor, Tensor]) -> None:
+def step(
+    version, model: torch.nn.Module, precision: Precision, batch: tuple[Tensor, Tensor]
+) -> None:
     optimizer = version.make_optimizer(model, Namespace(learning_rate=1e-3))
     version.make_step(model, optimizer, precision)(batch)
 
@@ -82,19 +102,32 @@ def scaled_product(a: Tensor, b: Tensor, *, out: Tensor | None = None, **_) -> T
     return torch.zeros(len(a), b.shape[1], dtype=torch.bfloat16) if out is None else out.zero_()
 
 
-def compile_all(target: str, dtypes: list[str], models: list[tuple[ModelConfig, int, int]]) -> list[dict[str, Any]]:
-    """A row for each kernel that is launched. Afterwards Triton's driver is still none that can launch."""
+def compile_all(
+    target: str, dtypes: list[str], models: list[tuple[ModelConfig, int, int]]
+) -> list[dict[str, Any]]:
+    """A row for each kernel that is launched. Afterwards Triton's driver is still none that can
+    launch.
+    """
     rows: list[dict[str, Any]] = []
     logs: dict[str, str] = {}  # by a kernel's hash: within a process a kernel is compiled once
 
-    def compile_only(self: JITFunction, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+    def compile_only(
+        self: JITFunction, *arguments: Any, grid: Any, warmup: bool, **options: Any
+    ) -> None:
         with contextlib.redirect_stdout(io.StringIO()) as log:
             kernel = run(self, *arguments, grid=grid, warmup=True, **options)
-        rows.append({"kernel": self.fn.__name__, **place, **resources(kernel, logs.setdefault(kernel.hash, log.getvalue()))})
+        rows.append(
+            {
+                "kernel": self.fn.__name__,
+                **place,
+                **resources(kernel, logs.setdefault(kernel.hash, log.getvalue())),
+            }
+        )
         if self.fn.__name__.startswith("_linear_cross_entropy"):
             arguments[3].zero_()  # classes, which the kernel would have written
 
-    triton.knobs.nvidia.dump_ptxas_log = triton.knobs.compilation.always_compile = True  # no log of what an earlier run compiled
+    # no log of what an earlier run compiled
+    triton.knobs.nvidia.dump_ptxas_log = triton.knobs.compilation.always_compile = True
     gpu = TARGETS[target]
     stand_in = SimpleNamespace(
         get_current_target=lambda: gpu,
@@ -105,7 +138,10 @@ def compile_all(target: str, dtypes: list[str], models: list[tuple[ModelConfig, 
     driver.set_active(stand_in)
     run, JITFunction.run = JITFunction.run, compile_only
     tiles.multiprocessors = lambda: 132
-    with patch.object(torch.cuda, "is_available", lambda: True), patch.object(torch.version, "hip", gpu.backend == "hip"):
+    with (
+        patch.object(torch.cuda, "is_available", lambda: True),
+        patch.object(torch.version, "hip", gpu.backend == "hip"),
+    ):
         torch.cuda.get_device_capability = lambda: divmod(gpu.arch, 10)
         launch_sizes.family()  # keeps what it finds
     kernels.INTERPRETED = True  # so that kernels run on a CPU's tensors
@@ -120,7 +156,12 @@ def compile_all(target: str, dtypes: list[str], models: list[tuple[ModelConfig, 
                 step(tiny_llama_v4, tiny_llama_v4.TinyLlama(model), precision, (ids, targets))
             if dtype == "bf16" and target in FP8 and ids.numel() % 16 == 0:
                 switches = tiny_llama_v4.SWITCHES | {"fp8": True}
-                step(tiny_llama_v4, tiny_llama_v4.TinyLlama(model, switches), precision, (ids, targets))
+                step(
+                    tiny_llama_v4,
+                    tiny_llama_v4.TinyLlama(model, switches),
+                    precision,
+                    (ids, targets),
+                )
     return rows
 
 

@@ -1,4 +1,6 @@
-"""What the pages say, their links and the commands of their blocks, and the scripts of the versions and their help."""
+"""What the pages say, their links and the commands of their blocks, and the scripts of the versions
+and their help.
+"""
 
 import contextlib
 import functools
@@ -12,18 +14,30 @@ from unittest import mock
 
 from tests.conftest import ROOT
 
-V2, V3, V4 = (ROOT / name for name in ("version2_pytorch_fused", "version3_triton", "version4_ultra_fused"))
+V2, V3, V4 = (
+    ROOT / name for name in ("version2_pytorch_fused", "version3_triton", "version4_ultra_fused")
+)
 GUARD = 'if __name__ == "__main__":'
-SCRIPTS = sorted(path.relative_to(ROOT) for path in ROOT.glob("version*_*/**/*.py") if GUARD in path.read_text(encoding="utf-8"))
+SCRIPTS = sorted(
+    path.relative_to(ROOT)
+    for path in ROOT.glob("version*_*/**/*.py")
+    if GUARD in path.read_text(encoding="utf-8")
+)
 BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 ARGUMENTS = r"[^;|>&)]*"  # up to what ends a command in a shell line
-CALL = re.compile(rf"\b(?:python3?|bash|torchrun(?: --[\w-]+(?:[= ][\w.:$]+)?)*) ([\w./-]+\.(?:py|sh)\b{ARGUMENTS})")
+CALL = re.compile(
+    rf"\b(?:python3?|bash|torchrun(?: --[\w-]+(?:[= ][\w.:$]+)?)*) ([\w./-]+\.(?:py|sh)\b{ARGUMENTS})"
+)
 TESTS = re.compile(r"\bpytest ([\w./-]+\.py)(?: -k (\w+))?")
 
 
 def commands(document: Path) -> list[str]:
-    lines = [line.split("  #")[0].strip() for block in BLOCK.findall(document.read_text()) for line in block.splitlines()]
+    lines = [
+        line.split("  #")[0].strip()
+        for block in BLOCK.findall(document.read_text())
+        for line in block.splitlines()
+    ]
     return [line for line in lines if line and not line.startswith("#")]
 
 
@@ -31,8 +45,16 @@ def commands(document: Path) -> list[str]:
 def help_of(script: Path) -> str:
     """What `--help` prints; a Python script runs in this process."""
     if script.suffix != ".py":
-        return subprocess.run(["bash", script, "--help"], capture_output=True, text=True, check=True).stdout
-    called = mock.patch.multiple(sys, argv=[str(script), "--help"], path=[str(script.parent), *sys.path])
-    with called, contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
+        return subprocess.run(
+            ["bash", script, "--help"], capture_output=True, text=True, check=True
+        ).stdout
+    called = mock.patch.multiple(
+        sys, argv=[str(script), "--help"], path=[str(script.parent), *sys.path]
+    )
+    with (
+        called,
+        contextlib.redirect_stdout(io.StringIO()) as output,
+        contextlib.suppress(SystemExit),
+    ):
         runpy.run_path(str(script), run_name="__main__")
     return output.getvalue()

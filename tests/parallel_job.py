@@ -1,4 +1,5 @@
-"""What several processes compute, beside what one computes with all their sequences; torchrun starts it, rank 0 writes JSON.
+"""What several processes compute, beside what one computes with all their sequences; torchrun
+starts it, rank 0 writes JSON.
 
 python -m torch.distributed.run --standalone --nproc-per-node 2 -m tests.parallel_job RESULT.json
 """
@@ -31,7 +32,9 @@ TEXT = data.Dataset("", np.random.default_rng(0).integers(0, 61, 5000).astype(np
 
 
 class Collectives(TorchDispatchMode):
-    """Counts collectives by name. CommDebugMode does so as well, but its hooks of modules work once in a process."""
+    """Counts collectives by name. CommDebugMode does so as well, but its hooks of modules work once
+    in a process.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,10 +54,18 @@ def untied(version: ModuleType) -> Namespace:
         model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight) / 10)
         return model
 
-    return Namespace(make_model=make_model, make_optimizer=version.make_optimizer, make_step=version.make_step)
+    return Namespace(
+        make_model=make_model, make_optimizer=version.make_optimizer, make_step=version.make_step
+    )
 
 
-def trained(version, form: str | None, amp: torch.dtype | None, here: ranks.Ranks = ALONE, kind: str = "none") -> dict:
+def trained(
+    version,
+    form: str | None,
+    amp: torch.dtype | None,
+    here: ranks.Ranks = ALONE,
+    kind: str = "none",
+) -> dict:
     """Gradients of the first batch, losses of all, and the collectives of the last step."""
     torch.manual_seed(0)
     count = STEPS if version in (tiny_llama_v1, UNTIED) and amp is None else 10
@@ -62,19 +73,37 @@ def trained(version, form: str | None, amp: torch.dtype | None, here: ranks.Rank
     batches = data.Batches(TEXT, (size, S, count), 0, CPU, here)
     switches = getattr(version, "SWITCHES", {})
     options = Namespace(
-        model=models.config(), device="cpu", learning_rate=1e-2, capture_step=False, switches=switches, use_amp=False,
+        model=models.config(),
+        device="cpu",
+        learning_rate=1e-2,
+        capture_step=False,
+        switches=switches,
+        use_amp=False,
         checkpoint_activations=kind,
-    )  # fmt: skip
+    )
     precision = Precision(CPU, amp)
-    model = preparation.place(version.make_model(options), CPU, form, captured=False, checkpointed=kind)
-    optimizer = preparation.adapt(version.make_optimizer(model, options), precision, form, captured=False)
-    prepared = preparation.Prepared(model, optimizer, version.make_step(model, optimizer, precision))
+    model = preparation.place(
+        version.make_model(options), CPU, form, captured=False, checkpointed=kind
+    )
+    optimizer = preparation.adapt(
+        version.make_optimizer(model, options), precision, form, captured=False
+    )
+    prepared = preparation.Prepared(
+        model, optimizer, version.make_step(model, optimizer, precision)
+    )
     preparation.warm_up(prepared, precision, batches[0], passes=2, form=form)
     with preparation.without_update(prepared.optimizer, precision):
         preparation.repeat(prepared.step, prepared.optimizer, batches[0], 1)
         held = checkpoint.whole_states(prepared.optimizer)
-        named = {name: held[parameter]["exp_avg"] for name, parameter in prepared.model.named_parameters() if parameter in held}
-        gradients = {name: 10 * (moment.full_tensor() if form == "fsdp" else moment) for name, moment in named.items()}
+        named = {
+            name: held[parameter]["exp_avg"]
+            for name, parameter in prepared.model.named_parameters()
+            if parameter in held
+        }
+        gradients = {
+            name: 10 * (moment.full_tensor() if form == "fsdp" else moment)
+            for name, moment in named.items()
+        }
     losses = [prepared.step(batches[i]).item() for i in range(count - 1)]
     with Collectives() as counted:
         losses.append(prepared.step(batches[count - 1]).item())
@@ -87,32 +116,51 @@ def alone(name: str, amp: torch.dtype | None) -> dict:
 
 
 def compared(name: str, form: str, amp: torch.dtype | None = None, kind: str = "none") -> dict:
-    """The largest errors of gradients and losses, which gradients this rank has compared, and the collectives of a step."""
+    """The largest errors of gradients and losses, which gradients this rank has compared, and the
+    collectives of a step.
+    """
     here, expected = ranks.here(), alone(name, amp)
     together = trained(VERSIONS[name], form, amp, here, kind)
     losses = agreement.mean(torch.tensor(together["losses"], dtype=torch.float64))
-    pairs = [(gradient, expected["gradients"][key]) for key, gradient in together["gradients"].items()]
+    pairs = [
+        (gradient, expected["gradients"][key]) for key, gradient in together["gradients"].items()
+    ]
     return {
-        "gradient_error": max(((ours - theirs).abs().max() / theirs.abs().max()).item() for ours, theirs in pairs),
-        "loss_error": (losses - torch.tensor(expected["losses"], dtype=torch.float64)).abs().max().item(),
+        "gradient_error": max(
+            ((ours - theirs).abs().max() / theirs.abs().max()).item() for ours, theirs in pairs
+        ),
+        "loss_error": (losses - torch.tensor(expected["losses"], dtype=torch.float64))
+        .abs()
+        .max()
+        .item(),
         "fell_by": expected["losses"][0] - expected["losses"][-1],
-        "compared": sorted(together["gradients"]), "parameters": sorted(expected["gradients"]),
+        "compared": sorted(together["gradients"]),
+        "parameters": sorted(expected["gradients"]),
         "collectives": together["collectives"],
-    }  # fmt: skip
+    }
 
 
 UNTIED = untied(tiny_llama_v1)
-VERSIONS = {"v1": tiny_llama_v1, "untied": UNTIED, "v2": tiny_llama_v2, "v3": tiny_llama_v3, "v4": tiny_llama_v4}
+VERSIONS = {
+    "v1": tiny_llama_v1,
+    "untied": UNTIED,
+    "v2": tiny_llama_v2,
+    "v3": tiny_llama_v3,
+    "v4": tiny_llama_v4,
+}
 
 
 def main() -> None:
     distributed.start(CPU, 600)
     cases = [(name, form) for name in ("v1", "untied") for form in ranks.FORMS]
     cases += [
-        ("v2", "ddp", None, "block"), ("v2", "fsdp", None, "selective"), ("v3", "zero1", None, "block"), ("v4", "ddp"),
+        ("v2", "ddp", None, "block"),
+        ("v2", "fsdp", None, "selective"),
+        ("v3", "zero1", None, "block"),
+        ("v4", "ddp"),
         ("v4", "zero1"),
         *(("v1", form, torch.float16) for form in ("zero1", "fsdp")),
-    ]  # fmt: skip
+    ]
     results = {" ".join(map(str, case)): compared(*case) for case in cases}
     everyone = agreement.gathered(results)
     if ranks.here().main_process:

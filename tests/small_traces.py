@@ -1,4 +1,6 @@
-"""Traces and profiles for tests: a real one of a small Version 1 on the CPU, and a GPU's, written by hand."""
+"""Traces and profiles for tests: a real one of a small Version 1 on the CPU, and a GPU's, written
+by hand.
+"""
 
 import functools
 import json
@@ -16,10 +18,20 @@ import torch
 
 BATCH, LENGTH, STEPS = 2, 24, 3
 CONFIG = ModelConfig(
-    vocab_size=300, hidden_size=32, num_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=72,
+    vocab_size=300,
+    hidden_size=32,
+    num_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=72,
     max_sequence_length=LENGTH,
-)  # fmt: skip
-CEILINGS = {"flops_per_second": 1e9, "bytes_per_second": 2e8, "operation_seconds": 1e-6, "precision": "fp32"}
+)
+CEILINGS = {
+    "flops_per_second": 1e9,
+    "bytes_per_second": 2e8,
+    "operation_seconds": 1e-6,
+    "precision": "fp32",
+}
 
 
 def record_cpu_trace(path: Path) -> None:
@@ -33,9 +45,11 @@ def record_cpu_trace(path: Path) -> None:
     step(batch)
     spans.recording = True
     with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True, profile_memory=True,
+        activities=[torch.profiler.ProfilerActivity.CPU],
+        record_shapes=True,
+        profile_memory=True,
         schedule=torch.profiler.schedule(wait=0, warmup=1, active=STEPS, repeat=1),
-    ) as profiler:  # fmt: skip
+    ) as profiler:
         for _ in range(1 + STEPS):
             step(batch)
             profiler.step()
@@ -44,22 +58,42 @@ def record_cpu_trace(path: Path) -> None:
 
 
 def event(
-    category: str, name: str, start: float, end: float, thread: int = 1, number: int | None = None, shapes: list | None = None,
+    category: str,
+    name: str,
+    start: float,
+    end: float,
+    thread: int = 1,
+    number: int | None = None,
+    shapes: list | None = None,
     **arguments,
-) -> dict:  # fmt: skip
-    """A complete event as traces write it; `number` is its "Sequence number", `shapes` those of its inputs."""
+) -> dict:
+    """A complete event as traces write it; `number` is its "Sequence number", `shapes` those of its
+    inputs.
+    """
     if number is not None:
         arguments["Sequence number"] = number
     if shapes is not None:
-        arguments |= {"Input Dims": shapes, "Input type": ["float" if shape else "Scalar" for shape in shapes]}
+        arguments |= {
+            "Input Dims": shapes,
+            "Input type": ["float" if shape else "Scalar" for shape in shapes],
+        }
     times = {"ts": 1000.0 + start, "dur": end - start}
-    return {"ph": "X", "cat": category, "name": name, "pid": 7, "tid": thread, **times, "args": arguments}  # fmt: skip
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": 7,
+        "tid": thread,
+        **times,
+        "args": arguments,
+    }
 
 
 def gpu_trace(launch: str = "cudaLaunchKernel") -> dict:
-    """Two steps, and a third that is cut off. The first: a product (kernel 1), a residual addition (2), their backward in a
-    thread of its own (3, and a fill, 4, beside it), an optimizer (5). The second: a product (6) that ends after its step.
-    Kernel 99 was launched before the trace began. Times in us.
+    """Two steps, and a third that is cut off. The first: a product (kernel 1), a residual addition
+    (2), their backward in a thread of its own (3, and a fill, 4, beside it), an optimizer (5). The
+    second: a product (6) that ends after its step. Kernel 99 was launched before the trace began.
+    Times in us.
     """
     node = "autograd::engine::evaluate_function: "
     host = [
@@ -106,16 +140,30 @@ def gpu_trace(launch: str = "cudaLaunchKernel") -> dict:
 def rank_trace(rank: int) -> dict:
     """One step on a GPU with two all-reduces and an all-gather on each of two ranks.
 
-    Computing runs from 0 to 100 us and from 130 to 150. Rank 0 is in the all-reduces from 60 to 90 and 90 to 120, rank 1 from 70
-    to 90 and 100 to 120; both are in the all-gather from 140 to 160. So rank 0 waits 10 us in each all-reduce, beside computing,
-    and the 20 us in which the second one moves its bytes are exposed.
+    Computing runs from 0 to 100 us and from 130 to 150. Rank 0 is in the all-reduces from 60 to 90
+    and 90 to 120, rank 1 from 70 to 90 and 100 to 120; both are in the all-gather from 140 to 160.
+    So rank 0 waits 10 us in each all-reduce, beside computing, and the 20 us in which the second
+    one moves its bytes are exposed.
     """
-    names = ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "ncclDevKernel_AllGather_RING_LL")
+    names = (
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        "ncclDevKernel_AllGather_RING_LL",
+    )
     times = [(60, 90), (90, 120)] if rank == 0 else [(70, 90), (100, 120)]
-    events = [event("user_annotation", "ProfilerStep#0", 0, 200), event("cpu_op", "aten::mm", 1, 100, shapes=[[4, 8], [8, 8]])]
-    found = [("gemm", 0, 100), *((names[0], *each) for each in times), ("gemm", 130, 150), (names[1], 140, 160)]
+    events = [
+        event("user_annotation", "ProfilerStep#0", 0, 200),
+        event("cpu_op", "aten::mm", 1, 100, shapes=[[4, 8], [8, 8]]),
+    ]
+    found = [
+        ("gemm", 0, 100),
+        *((names[0], *each) for each in times),
+        ("gemm", 130, 150),
+        (names[1], 140, 160),
+    ]
     for number, (name, start, end) in enumerate(found, 1):
-        events.append(event("cuda_runtime", "cudaLaunchKernelExC", 1 + number, 2 + number, correlation=number))
+        events.append(
+            event("cuda_runtime", "cudaLaunchKernelExC", 1 + number, 2 + number, correlation=number)
+        )
         events.append(event("kernel", name, start, end, 0, stream=number % 2, correlation=number))
     return {"schemaVersion": 1, "traceEvents": events}
 
@@ -126,17 +174,32 @@ def tables_as_json(trace: Path, attention_only: bool) -> str:
     return json.dumps(chrome_trace.profile_tables(chrome_trace.load(trace), attention_only))
 
 
-def write_profile(path: Path, trace: Path, attention_only: bool = False, ceilings: dict | None = CEILINGS, **run) -> dict:
-    """A profile of `trace` as common.training.profiler writes it. `run` changes parts of its run's record."""
+def write_profile(
+    path: Path, trace: Path, attention_only: bool = False, ceilings: dict | None = CEILINGS, **run
+) -> dict:
+    """A profile of `trace` as common.training.profiler writes it. `run` changes parts of its run's
+    record.
+    """
     own = {
-        "model": CONFIG.model_dump(), "ceilings": ceilings,
+        "model": CONFIG.model_dump(),
+        "ceilings": ceilings,
         "device": {"kind": "cpu", "name": "some CPU", "memory_mib": 1000.0, "threads": 1},
-        "step_ms": {"all": [9.0, 8.0, 7.0], "profiled": 2, "median": 9.0, "p20": 9.0, "p80": 9.0, "count": 1},
-    }  # fmt: skip
+        "step_ms": {
+            "all": [9.0, 8.0, 7.0],
+            "profiled": 2,
+            "median": 9.0,
+            "p20": 9.0,
+            "p80": 9.0,
+            "count": 1,
+        },
+    }
     changes = own | {"training__batch_size": BATCH, "training__sequence_length": LENGTH} | run
     profile = {
-        "schema": "tiny-llama-profile/1", "run": record(**changes), "attention_only": attention_only, "trace": trace.name,
+        "schema": "tiny-llama-profile/1",
+        "run": record(**changes),
+        "attention_only": attention_only,
+        "trace": trace.name,
         **json.loads(tables_as_json(trace, attention_only)),
-    }  # fmt: skip
+    }
     path.write_text(json.dumps(profile))
     return profile

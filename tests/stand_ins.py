@@ -11,7 +11,8 @@ from tests.conftest import finished
 
 SHELL_TOOLS = ("basename", "bash", "dirname", "grep", "mkdir", "mv", "rm", "sed", "tail")
 
-# A stand-in notes its command line in $CALLS and runs the command that it was given. Its help is $OPTIONS.
+# A stand-in notes its command line in $CALLS and runs the command that it was given. Its help is
+# $OPTIONS.
 STAND_IN = """
 import json, os, subprocess, sys
 
@@ -34,7 +35,8 @@ if "python" in arguments:
         sys.exit(1)
 """
 
-# The script of a version: it prints its arguments and ends with $SCRIPT_CODE. Under the tool $WAITS_UNDER it waits for Ctrl-C.
+# The script of a version: it prints its arguments and ends with $SCRIPT_CODE. Under the tool
+# $WAITS_UNDER it waits for Ctrl-C.
 SCRIPT = """
 import json, os, signal, sys, time
 
@@ -49,10 +51,16 @@ sys.exit(int(os.environ.get("SCRIPT_CODE", "0")))
 
 
 class Machine:
-    """A PATH that holds only what the test puts there, a working folder with a space in its name, and a version's script."""
+    """A PATH that holds only what the test puts there, a working folder with a space in its name,
+    and a version's script.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.bin, self.folder, self.calls_file = folder / "bin", folder / "a folder", folder / "calls"
+        self.bin, self.folder, self.calls_file = (
+            folder / "bin",
+            folder / "a folder",
+            folder / "calls",
+        )
         self.script = self.folder / "a script.py"
         self.bin.mkdir()
         self.folder.mkdir()
@@ -70,12 +78,25 @@ class Machine:
 
     def tools(self, *names: str) -> None:
         for name in names:
-            self.command(name, f'"{sys.executable}" -ES "{self.bin.parent / "stand_in.py"}" {name} "$@"')
+            self.command(
+                name, f'"{sys.executable}" -ES "{self.bin.parent / "stand_in.py"}" {name} "$@"'
+            )
 
     def run(
-        self, script: Path, *arguments: object, check: int = 0, seconds: float = 600, **environment: str
+        self,
+        script: Path,
+        *arguments: object,
+        check: int = 0,
+        seconds: float = 600,
+        **environment: str,
     ) -> subprocess.CompletedProcess:
-        return finished(["bash", script, *arguments], self.folder, self.environment | environment, check, seconds)
+        return finished(
+            ["bash", script, *arguments],
+            self.folder,
+            self.environment | environment,
+            check,
+            seconds,
+        )
 
     @property
     def calls(self) -> list[list[str]]:

@@ -1,4 +1,5 @@
-"""The exercises' own tests pass for the solution and fail for the starter by naming what is to be written; the pages agree.
+"""The exercises' own tests pass for the solution and fail for the starter by naming what is to be
+written; the pages agree.
 
 On a GPU the exercises' kernels run there, without one in Triton's interpreter.
 """
@@ -32,7 +33,12 @@ STARTERS = [
 ]
 MISSING = re.compile(r"([\w.]+): problem (\w+) (?:of|in) (\w+)\.md")  # what a starter says
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs Triton")
-PLAIN = ((LAB, 20, "lab"), (MEASURING, 13, "measuring"), (MEMORY, 8, "memory"), (DECODING, 5, "decoding"))
+PLAIN = (
+    (LAB, 20, "lab"),
+    (MEASURING, 13, "measuring"),
+    (MEMORY, 8, "memory"),
+    (DECODING, 5, "decoding"),
+)
 CASES = [pytest.param(folder, least, id=name) for folder, least, name in PLAIN] + [
     pytest.param(folder, least, id=name, marks=[needs_triton, runs_kernels])
     for name, folder, least in (("V3", V3, 65), ("V4", V4, 30))
@@ -40,27 +46,53 @@ CASES = [pytest.param(folder, least, id=name) for folder, least, name in PLAIN] 
 
 
 def run_tests(folder: Path, which: str, results: Path) -> tuple[int, list[tuple[str, str | None]]]:
-    """Exit code of pytest in an exercise's folder, and each test that was not skipped, with the message of its failure."""
+    """Exit code of pytest in an exercise's folder, and each test that was not skipped, with the
+    message of its failure.
+    """
     tests = "tests/" if folder == LAB else "test_exercises.py"
-    command = [sys.executable, "-m", "pytest", tests, "-q", "--tb=line", "-p", "no:cacheprovider", f"--junitxml={results}"]
-    environment = os.environ | {"KERNEL_EXERCISES": which, "PROFILING_LAB": which, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        tests,
+        "-q",
+        "--tb=line",
+        "-p",
+        "no:cacheprovider",
+        f"--junitxml={results}",
+    ]
+    environment = os.environ | {
+        "KERNEL_EXERCISES": which,
+        "PROFILING_LAB": which,
+        "PYTHONPATH": PATHS,
+        "OMP_NUM_THREADS": "1",
+    }
     if folder == LAB:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     done = finished(command, folder, environment, check=None)
     print(done.stdout)
     cases = list(xml.etree.ElementTree.parse(results).iter("testcase"))
     assert not any(case.find("error") is not None for case in cases)
-    ran = [(case.get("name"), case.find("failure")) for case in cases if case.find("skipped") is None]
+    ran = [
+        (case.get("name"), case.find("failure")) for case in cases if case.find("skipped") is None
+    ]
     assert folder == LAB or len(ran) == len(cases)
-    return done.returncode, [(name, None if failure is None else failure.get("message")) for name, failure in ran]
+    return done.returncode, [
+        (name, None if failure is None else failure.get("message")) for name, failure in ran
+    ]
 
 
 def described(path: Path) -> dict[str, tuple[str, str]]:
     """Arguments and first line of the docstring of each function, methods as Class.method."""
     tree = ast.parse(path.read_text())
-    functions = {"": tree} | {f"{node.name}.": node for node in tree.body if isinstance(node, ast.ClassDef)}
+    functions = {"": tree} | {
+        f"{node.name}.": node for node in tree.body if isinstance(node, ast.ClassDef)
+    }
     return {
-        prefix + node.name: (ast.unparse(node.args), (ast.get_docstring(node) or "").partition("\n")[0])
+        prefix + node.name: (
+            ast.unparse(node.args),
+            (ast.get_docstring(node) or "").partition("\n")[0],
+        )
         for prefix, owner in functions.items()
         for node in owner.body
         if isinstance(node, ast.FunctionDef)
@@ -73,9 +105,13 @@ def test_the_solution_passes(folder, least, tmp_path):
     assert code == 0 and len(cases) > least
 
 
-@pytest.mark.parametrize("folder, least", [*CASES, pytest.param(LADDER, 20, id="distributed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "folder, least", [*CASES, pytest.param(LADDER, 20, id="distributed", marks=pytest.mark.slow)]
+)
 def test_every_test_of_the_starter_fails_and_names_what_is_to_be_written(folder, least, tmp_path):
-    """But for the product that Version 4's exercise starts from, and the lab's tests of functions that it gives."""
+    """But for the product that Version 4's exercise starts from, and the lab's tests of functions
+    that it gives.
+    """
     code, cases = run_tests(folder, "starter", tmp_path / "results.xml")
     given = [name for name, message in cases if message is None]
     assert code == 1 and len(cases) - (len(given) if folder == LAB else 0) > least
@@ -92,17 +128,21 @@ def test_every_test_of_the_starter_fails_and_names_what_is_to_be_written(folder,
         elif folder in LESSONS:
             assert name.startswith(f"test_problem{found[2]}_"), f"{name} fails with {found[2]}"
         else:
-            problem = name.removeprefix("test_").removeprefix("exercise").replace("_", "")  # 1aadd, ropeforward
-            assert problem.startswith(found[2] if folder == V4 else found[2][0]), f"{name} fails with {found[2]}"
+            # 1aadd, ropeforward
+            problem = name.removeprefix("test_").removeprefix("exercise").replace("_", "")
+            assert problem.startswith(found[2] if folder == V4 else found[2][0]), (
+                f"{name} fails with {found[2]}"
+            )
 
 
 def test_each_addition_to_version_2_fails_a_test_until_it_is_repaired(tmp_path):
     code, cases = run_tests(COMPILER, "starter", tmp_path / "results.xml")
     failed = {name for name, message in cases if message is not None}
     assert code == 1 and failed == {
-        "test_the_loss_is_one_graph", "test_steps_after_the_first_compile_nothing",
+        "test_the_loss_is_one_graph",
+        "test_steps_after_the_first_compile_nothing",
         "test_the_optimizer_takes_all_parameters_at_once",
-    }  # fmt: skip
+    }
     code, cases = run_tests(COMPILER, "solution", tmp_path / "results.xml")
     assert code == 0 and len(cases) == 9
 
@@ -111,9 +151,10 @@ def test_three_of_four_checks_fail_on_the_broken_version_4_until_it_is_mended(tm
     code, cases = run_tests(DEBUGGING, "starter", tmp_path / "results.xml")
     messages = {name: message for name, message in cases if message is not None}
     assert code == 1 and messages.keys() == {
-        "test_losses_are_those_of_version_4", "test_gradients_are_those_of_float64",
+        "test_losses_are_those_of_version_4",
+        "test_gradients_are_those_of_float64",
         "test_a_fixed_batch_gives_the_same_gradient_in_every_step",
-    }  # fmt: skip
+    }
     assert all("problem (adding): " in message for message in messages.values())
     assert "norm.weight" not in messages["test_gradients_are_those_of_float64"]
     code, cases = run_tests(DEBUGGING, "solution", tmp_path / "results.xml")
@@ -138,7 +179,9 @@ def test_every_function_to_be_written_is_in_its_problem(starter):
         folder = ROOT if page == "MORE_PROBLEMS" else starter.parents[1]
         text = (folder / f"{page}.md").read_text()
         sections = re.split(r"^###? Problem \(?(?=\w+\b)", text, flags=re.MULTILINE)[1:]
-        [section] = [section.split("\n## ")[0] for section in sections if re.match(rf"{problem}\b", section)]
+        [section] = [
+            section.split("\n## ")[0] for section in sections if re.match(rf"{problem}\b", section)
+        ]
         written = [name, name.split(".")[-1], name.split(".")[0]]
         assert any(f"`{each}" in section for each in written), (name, problem)
 
@@ -152,10 +195,16 @@ def test_an_adapter_knows_two_folders(monkeypatch, folder: Path):
         adapter["load"](next(folder.glob("starter/*.py")).stem)
 
 
-@pytest.mark.parametrize("script, flags, function", [
-    (MEASURING / "measure.py", [], "waits_and_warms_up"), (MEMORY / "choose.py", [], "peak_bytes"),
-    (LAB / "lab.py", ["time"], "benchmark_function"), (DECODING / "generate.py", ["--prompt-tokens", "8"], "append"),
-], ids=lambda each: getattr(each, "stem", None))  # fmt: skip
+@pytest.mark.parametrize(
+    "script, flags, function",
+    [
+        (MEASURING / "measure.py", [], "waits_and_warms_up"),
+        (MEMORY / "choose.py", [], "peak_bytes"),
+        (LAB / "lab.py", ["time"], "benchmark_function"),
+        (DECODING / "generate.py", ["--prompt-tokens", "8"], "append"),
+    ],
+    ids=lambda each: getattr(each, "stem", None),
+)
 def test_a_script_names_what_its_starter_lacks(monkeypatch, run_script, script, flags, function):
     monkeypatch.setenv("KERNEL_EXERCISES", "starter")
     error = run_script(script, *flags, check=2).stderr

@@ -26,7 +26,9 @@ def lines(path: Path) -> list[str]:
 @pytest.mark.parametrize("number, most", list(enumerate(CHANGED_LINES)))
 def test_the_diff_of_two_versions_is_short(number, most):
     before, after = VERSIONS[number : number + 2]
-    changed = [line for line in difflib.unified_diff(lines(before), lines(after), n=0) if line[0] in "+-"][2:]
+    changed = [
+        line for line in difflib.unified_diff(lines(before), lines(after), n=0) if line[0] in "+-"
+    ][2:]
     assert len(changed) <= most, f"{len(changed)} lines were added or removed"
 
 
@@ -38,12 +40,16 @@ def test_a_version_is_read_in_one_go(path):
 
 @pytest.mark.parametrize("path", VERSIONS, ids=lambda path: path.stem)
 def test_every_version_has_its_loop_in_sight_and_the_same(path):
-    """`train` and `main` are the same in all, but for the version's name, switches, and what it supports."""
+    """`train` and `main` are the same in all, but for the version's name, switches, and what it
+    supports.
+    """
     text = path.read_text(encoding="utf-8")
     own = re.compile(r'"v\d"|, captured=CAPTURED, forms=PARALLEL|, SWITCHES')
     train = text[text.index("def train(") : text.index("def main(")]
     first = VERSIONS[0].read_text(encoding="utf-8")
-    assert own.sub("", train) == own.sub("", first[first.index("def train(") : first.index("def main(")])
+    assert own.sub("", train) == own.sub(
+        "", first[first.index("def train(") : first.index("def main(")]
+    )
     assert "for number in run.steps():" in train and "cli.command(main)" in text
 
 
@@ -51,7 +57,8 @@ def test_every_version_has_its_loop_in_sight_and_the_same(path):
 
 ROOM_LIMIT = 18  # modules in a room
 HOUSES = ("tracepage", "common", "studies", "documents")  # each uses those before it
-TRACEPAGE = ("", "records", "cost", "readers", "show", "views")  # its rooms; each uses those before it
+# its rooms; each uses those before it
+TRACEPAGE = ("", "records", "cost", "readers", "show", "views")
 VERSION_NAME = re.compile(r"(tiny_llama_)?v[1-9]|version[1-9]\w*")
 
 
@@ -61,7 +68,9 @@ def tree(path: Path) -> ast.Module:
 
 @functools.cache
 def imports(path: Path) -> set[str]:
-    """The full names that a file imports, at its top or inside a function: `from a import b` gives a.b."""
+    """The full names that a file imports, at its top or inside a function: `from a import b` gives
+    a.b.
+    """
     found = set()
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
@@ -83,14 +92,18 @@ COMMON = {name: path for name, path in MODULES.items() if name.startswith("commo
 
 def uses(path: Path, modules: Collection[str] = MODULES) -> set[str]:
     """Those of the modules that a file imports."""
-    return {ours for ours in modules if any(f"{name}.".startswith(f"{ours}.") for name in imports(path))}
+    return {
+        ours for ours in modules if any(f"{name}.".startswith(f"{ours}.") for name in imports(path))
+    }
 
 
 USES = {name: uses(path) for name, path in MODULES.items()}
 
 
 def room(name: str) -> tuple[str, str]:
-    """House and room of a module: "common.cli" gives ("common", ""), "common.training.run" gives ("common", "training")."""
+    """House and room of a module: "common.cli" gives ("common", ""), "common.training.run" gives
+    ("common", "training").
+    """
     house, *rooms, _ = name.split(".")
     return house, ".".join(rooms)
 
@@ -100,13 +113,23 @@ def test_a_room_is_small_and_no_two_modules_have_one_name():
     assert sorted(names) == sorted(set(names))
 
     counts = collections.Counter(path.parent.relative_to(ROOT) for path in MODULES.values())
-    assert {str(folder): count for folder, count in counts.items() if count > ROOM_LIMIT and folder.name != "common"} == {}
+    assert {
+        str(folder): count
+        for folder, count in counts.items()
+        if count > ROOM_LIMIT and folder.name != "common"
+    } == {}
 
 
 def test_imports_run_in_no_circle():
-    ours = COMMON | {name: path for version in VERSIONS for name, path in modules(version.parent).items()}
+    ours = COMMON | {
+        name: path for version in VERSIONS for name, path in modules(version.parent).items()
+    }
     try:
-        tuple(graphlib.TopologicalSorter({name: uses(path, ours) for name, path in ours.items()}).static_order())
+        tuple(
+            graphlib.TopologicalSorter(
+                {name: uses(path, ours) for name, path in ours.items()}
+            ).static_order()
+        )
     except graphlib.CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
 
@@ -132,9 +155,11 @@ def test_tracepage_stands_alone_and_needs_no_torch():
     foreign = {"torch", "triton", "jax", *HOUSES[1:], "exercise_tools"}
     wrong = [
         f"{name} imports {imported}"
-        for name, path in MODULES.items() if name.startswith("tracepage.")
-        for imported in imports(path) if imported.split(".")[0] in foreign
-    ]  # fmt: skip
+        for name, path in MODULES.items()
+        if name.startswith("tracepage.")
+        for imported in imports(path)
+        if imported.split(".")[0] in foreign
+    ]
     assert wrong == []
 
 
@@ -142,31 +167,53 @@ def test_common_knows_no_version_by_name():
     """It imports no version's folder, and no string in it is the name of a version."""
     wrong = []
     for name, path in COMMON.items():
-        wrong += [f"{name} imports {imported}" for imported in imports(path) if imported.startswith("version")]
+        wrong += [
+            f"{name} imports {imported}"
+            for imported in imports(path)
+            if imported.startswith("version")
+        ]
         constants = {node.value for node in ast.walk(tree(path)) if isinstance(node, ast.Constant)}
-        wrong += [f"{name} holds {text!r}" for text in constants if isinstance(text, str) and VERSION_NAME.fullmatch(text)]
+        wrong += [
+            f"{name} holds {text!r}"
+            for text in constants
+            if isinstance(text, str) and VERSION_NAME.fullmatch(text)
+        ]
     assert wrong == []
 
 
-@pytest.mark.parametrize("folder", [path.parent for path in VERSIONS], ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder", [path.parent for path in VERSIONS], ids=lambda folder: folder.name
+)
 def test_a_version_uses_common_and_its_own_folder(folder):
     """And the kernels of the versions before it."""
     folders = [path.parent for path in VERSIONS]
-    allowed = (folder.name, *(f"{earlier.name}.kernels" for earlier in folders[: folders.index(folder)]))
+    allowed = (
+        folder.name,
+        *(f"{earlier.name}.kernels" for earlier in folders[: folders.index(folder)]),
+    )
     wrong = [
         f"{name} imports {imported}"
         for name, path in modules(folder).items()
         for imported in imports(path)
-        if imported.startswith(("version", "tests")) and not f"{imported}.".startswith(tuple(f"{name}." for name in allowed))
+        if imported.startswith(("version", "tests"))
+        and not f"{imported}.".startswith(tuple(f"{name}." for name in allowed))
     ]
     assert wrong == []
 
 
-@pytest.mark.parametrize("folder", [path.parent for path in VERSIONS[2:]], ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder", [path.parent for path in VERSIONS[2:]], ids=lambda folder: folder.name
+)
 def test_kernels_know_nothing_of_their_version_but_kernels(folder):
     """Neither the model nor its memory plan."""
-    found = {imported for path in modules(folder / "kernels").values() for imported in imports(path)}
-    assert [name for name in found if name.startswith(folder.name) and ".kernels" not in name and name.count(".") > 1] == []
+    found = {
+        imported for path in modules(folder / "kernels").values() for imported in imports(path)
+    }
+    assert [
+        name
+        for name in found
+        if name.startswith(folder.name) and ".kernels" not in name and name.count(".") > 1
+    ] == []
 
 
 # -------------------------------------------------------------------------------------------------------------- tests
@@ -187,6 +234,14 @@ def test_a_test_imports_no_other_test_and_leaves_the_search_path_alone():
     )
     wrong, free = [], ("test_house", "test_start")  # which name them
     for name, path in TESTS.items():
-        wrong += [f"{name} imports {found}" for found in imports(path) if ".test_" in f".{found}" and found.startswith("tests")]
-        wrong += [f"{name} edits sys.path" for _ in edits.finditer(path.read_text(encoding="utf-8")) if path.stem not in free]
+        wrong += [
+            f"{name} imports {found}"
+            for found in imports(path)
+            if ".test_" in f".{found}" and found.startswith("tests")
+        ]
+        wrong += [
+            f"{name} edits sys.path"
+            for _ in edits.finditer(path.read_text(encoding="utf-8"))
+            if path.stem not in free
+        ]
     assert wrong == []

@@ -1,4 +1,6 @@
-"""How a command reads its flags and ends: one line for a wrong flag or file, and an exit code that says why."""
+"""How a command reads its flags and ends: one line for a wrong flag or file, and an exit code that
+says why.
+"""
 
 import argparse
 import contextlib
@@ -13,10 +15,15 @@ from tracepage.errors import RunError, UsageError
 
 
 def require(packages: Sequence[str], advice: str) -> None:
-    """Ends the program with exit code 2 and one line if this Python lacks one of the packages that it imports."""
+    """Ends the program with exit code 2 and one line if this Python lacks one of the packages that
+    it imports.
+    """
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        print(f"error: {', '.join(missing)} is not installed in this Python ({sys.executable}): {advice}", file=sys.stderr)
+        print(
+            f"error: {', '.join(missing)} is not installed in this Python ({sys.executable}): {advice}",
+            file=sys.stderr,
+        )
         sys.exit(2)
 
 
@@ -24,13 +31,19 @@ def refuse(message: str) -> NoReturn:
     raise UsageError(f"{message} (--help lists the flags)")
 
 
-def parse(parser: argparse.ArgumentParser, flags: Sequence[str] | None = None) -> argparse.Namespace:
-    """The arguments of the command line, or of other flags. UsageError: they are wrong. No flag may be abbreviated."""
+def parse(
+    parser: argparse.ArgumentParser, flags: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """The arguments of the command line, or of other flags. UsageError: they are wrong. No flag may
+    be abbreviated.
+    """
     arguments, unknown = parse_known(parser, flags)
     return refuse(f"unrecognized arguments: {' '.join(unknown)}") if unknown else arguments
 
 
-def parse_known(parser: argparse.ArgumentParser, flags: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
+def parse_known(
+    parser: argparse.ArgumentParser, flags: Sequence[str] | None = None
+) -> tuple[argparse.Namespace, list[str]]:
     """The same, and what the parser does not know."""
     parser.error = refuse  # type: ignore[method-assign]
     parser.allow_abbrev = False
@@ -42,11 +55,14 @@ def print_error(error: UsageError | RunError) -> None:
     print(f"error: {error}", file=sys.stderr, flush=True)
 
 
-def exit_code(main: Callable[[], int | None], show_error: Callable[[UsageError | RunError], None] = print_error) -> int:
+def exit_code(
+    main: Callable[[], int | None],
+    show_error: Callable[[UsageError | RunError], None] = print_error,
+) -> int:
     """Runs a command's main function and returns its exit code.
 
-    0: completed; 1: the run failed; 2: the input is wrong; 128 + n: stopped by signal n; 141: the reader of our output
-    (head, less) has left.
+    0: completed; 1: the run failed; 2: the input is wrong; 128 + n: stopped by signal n; 141: the
+    reader of our output (head, less) has left.
     """
     try:
         code = main() or 0

@@ -10,7 +10,8 @@ class _OneLine(Exception):
 
     def __init__(self, message: str, shared: bool = False) -> None:
         super().__init__(" ".join(message.split()))
-        self.shared = shared  # every process of the job ends with this error, so the first alone shows it
+        # every process of the job ends with this error, so the first alone shows it
+        self.shared = shared
 
 
 class UsageError(_OneLine, ValueError):
@@ -18,4 +19,6 @@ class UsageError(_OneLine, ValueError):
 
 
 class RunError(_OneLine, RuntimeError):
-    """The input was fine but the run could not finish (out of memory, loss not finite, ...). One line; exit code 1."""
+    """The input was fine but the run could not finish (out of memory, loss not finite, ...). One
+    line; exit code 1.
+    """

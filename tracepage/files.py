@@ -1,6 +1,8 @@
-"""Reads and writes result files. A file is written whole or not at all, and what is read is checked before it is used.
+"""Reads and writes result files. A file is written whole or not at all, and what is read is checked
+before it is used.
 
-The model of a schema of ours is a TypedDict class, of most in `tracepage.records`. Its key `schema` is a Literal that names it.
+The model of a schema of ours is a TypedDict class, of most in `tracepage.records`. Its key `schema`
+is a Literal that names it.
 """
 
 import functools
@@ -28,13 +30,17 @@ WIDTH = 130  # characters of a line of JSON, above which an object takes several
 
 
 def writable_folder(folder: Path, flag: str) -> Path:
-    """Makes `folder` if need be and checks that files can be created in it. UsageError: names `flag` and the reason."""
+    """Makes `folder` if need be and checks that files can be created in it. UsageError: names
+    `flag` and the reason.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise UsageError(f"{flag}: cannot write in {folder}: {error.strerror}; name a folder that you can write to") from error
+        raise UsageError(
+            f"{flag}: cannot write in {folder}: {error.strerror}; name a folder that you can write to"
+        ) from error
     return folder
 
 
@@ -63,36 +69,49 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """As `write_bytes`. Half a pair of surrogates, which JSON can hold and UTF-8 cannot, becomes a question mark."""
+    """As `write_bytes`. Half a pair of surrogates, which JSON can hold and UTF-8 cannot, becomes a
+    question mark.
+    """
     write_bytes(path, text.encode("utf-8", errors="replace"))
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes JSON in the form of `json_lines`; with gzip, and the same bytes for the same content, if `path` ends in .gz."""
+    """Writes JSON in the form of `json_lines`; with gzip, and the same bytes for the same content,
+    if `path` ends in .gz.
+    """
     encoded = f"{json_lines(content)}\n".encode()
     write_bytes(path, gzip.compress(encoded, mtime=0) if path.suffix == ".gz" else encoded)
 
 
 def write_measurement(path: Path, content: Any, flag: str) -> None:
-    """Writes JSON; where that fails (a full disk), prints it on a line. RunError: it failed; names file, `flag` and reason."""
+    """Writes JSON; where that fails (a full disk), prints it on a line. RunError: it failed; names
+    file, `flag` and reason.
+    """
     try:
         write_json(path, content)
     except OSError as error:
         print(json.dumps(content), flush=True)
-        raise RunError(f"cannot write {path} ({flag}): {error.strerror}; it was printed instead, as JSON") from error
+        raise RunError(
+            f"cannot write {path} ({flag}): {error.strerror}; it was printed instead, as JSON"
+        ) from error
 
 
 def json_lines(content: Any, indent: str = "") -> str:
     """JSON with one row a line, so that a diff of two files shows which rows differ.
 
-    A list of lists or objects has one line an element, and an object that is wider than WIDTH has one line a key. Everything
-    else stands on one line: short objects, text, and lists of numbers of any length.
+    A list of lists or objects has one line an element, and an object that is wider than WIDTH has
+    one line a key. Everything else stands on one line: short objects, text, and lists of numbers of
+    any length.
     """
     line = json.dumps(content)
     inner = indent + " "
     if isinstance(content, dict) and len(indent + line) > WIDTH:
-        rows = [f"{json.dumps(str(key))}: {json_lines(value, inner)}" for key, value in content.items()]
-    elif isinstance(content, list | tuple) and any(isinstance(row, dict | list | tuple) for row in content):
+        rows = [
+            f"{json.dumps(str(key))}: {json_lines(value, inner)}" for key, value in content.items()
+        ]
+    elif isinstance(content, list | tuple) and any(
+        isinstance(row, dict | list | tuple) for row in content
+    ):
         rows = [json.dumps(row) for row in content]
     else:
         return line
@@ -101,7 +120,9 @@ def json_lines(content: Any, indent: str = "") -> str:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
-    """The content of an input, unpacked if it is packed by gzip. UsageError: it cannot be read, or is a damaged gzip file."""
+    """The content of an input, unpacked if it is packed by gzip. UsageError: it cannot be read, or
+    is a damaged gzip file.
+    """
     try:
         with path.open("rb") as file:
             packed = file.peek(2)[:2] == b"\x1f\x8b"
@@ -119,7 +140,9 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path, schema: str | None = None) -> Any:
-    """Content of a .json or .json.gz file, of a schema if one is given. UsageError: it is missing, damaged, or of another."""
+    """Content of a .json or .json.gz file, of a schema if one is given. UsageError: it is missing,
+    damaged, or of another.
+    """
     text = read_text(path)
     if not text.strip():
         raise UsageError(f"{path} is empty")
@@ -137,9 +160,11 @@ def read(path: Path, model: type[Content]) -> Content:
     """Content of a JSON file of our own, as plain dictionaries and lists.
 
     Args:
-        model: the TypedDict class of its schema. Keys that the model does not know are allowed, and kept.
+        model: the TypedDict class of its schema. Keys that the model does not know are allowed, and
+        kept.
 
-    UsageError: as `read_json`, or a key is missing, or a value has the wrong type or is out of range.
+    UsageError: as `read_json`, or a key is missing, or a value has the wrong type or is out of
+    range.
     """
     return check(path, read_json(path, schema_of(model)), model)
 
@@ -150,7 +175,9 @@ def schema_of(model: type) -> str:
 
 
 def check(path: Path, content: Any, model: type[Content], place: str = "") -> Content:
-    """The content of `path`, unchanged. UsageError: it does not fit the model; names the first wrong field, after `place`."""
+    """The content of `path`, unchanged. UsageError: it does not fit the model; names the first
+    wrong field, after `place`.
+    """
     try:
         _adapter(model).validate_python(content, strict=True)  # type: ignore[arg-type]  # mypy: a TypedDict class has no hash
     except ValidationError as error:

@@ -17,12 +17,25 @@ from tracepage.views import run_page
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path, metavar="A", help="a profile or a trace, or what another profiler wrote")
-    parser.add_argument("other", type=Path, nargs="?", metavar="B", help="another one, beside it on the page")
-    parser.add_argument("--output", type=Path, default=Path("run.html"), metavar="FILE.html", help="default: run.html")
+    parser.add_argument(
+        "run", type=Path, metavar="A", help="a profile or a trace, or what another profiler wrote"
+    )
+    parser.add_argument(
+        "other", type=Path, nargs="?", metavar="B", help="another one, beside it on the page"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("run.html"),
+        metavar="FILE.html",
+        help="default: run.html",
+    )
     options = command_line.parse(parser)
     output = writable_file(options.output, "--output", (options.run, options.other))
-    write_text(output, report(*(step_profile.find(path) for path in (options.run, options.other) if path)).html())
+    write_text(
+        output,
+        report(*(step_profile.find(path) for path in (options.run, options.other) if path)).html(),
+    )
     print(f"written: {output}")
 
 

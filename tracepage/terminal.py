@@ -1,7 +1,7 @@
 """How text is shown: how wide a line may be, numbers and times, and progress.
 
-Work that takes long says so on a line of stderr after five seconds, and again every five seconds; of several processes only the
-first does.
+Work that takes long says so on a line of stderr after five seconds, and again every five seconds;
+of several processes only the first does.
 """
 
 import os
@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-LEAST, MOST = 80, 120  # columns
+# columns
+LEAST = 80
+MOST = 120
 SECONDS = 5.0  # between two lines of progress
 
 
@@ -25,7 +27,13 @@ def width() -> int:
 
 def wrapped(line: str, indent: int = 0) -> str:
     """The line in as many as it takes, those after the first indented; words are not cut."""
-    return textwrap.fill(line, width(), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        line,
+        width(),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def counted(number: int, noun: str) -> str:
@@ -42,16 +50,20 @@ def shortened(text: str, width: int) -> str:
 
 
 class Line:
-    """A line of progress. On a terminal each text takes the place of the one before, elsewhere each is a line of its own."""
+    """A line of progress. On a terminal each text takes the place of the one before, elsewhere each
+    is a line of its own.
+    """
 
     def __init__(self, stream: TextIO | None) -> None:
-        self.stream, self.shown = stream, False
+        self.stream = stream
+        self.shown = False
         self.terminal = bool(stream and stream.isatty()) and os.environ.get("TERM") != "dumb"
 
     def show(self, text: str) -> None:
         """The cursor stays at the start of the line, so that other output covers it."""
         if self.terminal:
-            text, self.shown = f"\x1b[K{text[: shutil.get_terminal_size().columns - 1]}", True
+            text = f"\x1b[K{text[: shutil.get_terminal_size().columns - 1]}"
+            self.shown = True
         print(text, end="\r" if self.terminal else "\n", file=self.stream, flush=True)
 
     def end(self) -> None:
@@ -69,7 +81,9 @@ def duration(seconds: float) -> str:
 @contextmanager
 def progress(what: str) -> Iterator[None]:
     """Says what is done, and for how long, after SECONDS."""
-    done, start, line = threading.Event(), time.monotonic(), Line(sys.stderr)
+    done = threading.Event()
+    start = time.monotonic()
+    line = Line(sys.stderr)
     first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
 
     def speak() -> None:
@@ -87,7 +101,9 @@ def progress(what: str) -> Iterator[None]:
 
 
 def format_number(value: object) -> str:
-    """A number with three significant digits, whole from 100 on, with thousands separators; text as it is; None as ""."""
+    """A number with three significant digits, whole from 100 on, with thousands separators; text as
+    it is; None as "".
+    """
     if value is None:
         return ""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -96,7 +112,8 @@ def format_number(value: object) -> str:
 
 
 def time_unit(ms: float) -> tuple[str, float]:
-    """The unit in which a person reads a time, us below 1 ms and s from 1,000 ms on, and how many of it a millisecond is.
+    """The unit in which a person reads a time, us below 1 ms and s from 1,000 ms on, and how many
+    of it a millisecond is.
 
     A column of times takes one unit, that of its largest value.
     """

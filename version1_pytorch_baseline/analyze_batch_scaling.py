@@ -1,7 +1,9 @@
-"""Compares profiles that differ only in the batch size: throughput, step time, memory, and what a larger batch hides.
+"""Compares profiles that differ only in the batch size: throughput, step time, memory, and what a
+larger batch hides.
 
     for bs in 4 8 16 32; do
-        python tiny_llama_v1.py --batch-size $bs --seq-len 128 --num-steps 5 --enable-pytorch-profiler \\
+        python tiny_llama_v1.py --batch-size $bs --seq-len 128 --num-steps 5
+        --enable-pytorch-profiler \\
             --profile-dir ./scaling_bs$bs
     done
     python analyze_batch_scaling.py --profile-dirs scaling_bs*
@@ -21,8 +23,14 @@ from tracepage.views import growth
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--profile-dirs", type=Path, nargs="+", required=True, metavar="DIR",
-                        help="folders with profiles; the newest of each is taken")  # fmt: skip
+    parser.add_argument(
+        "--profile-dirs",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="DIR",
+        help="folders with profiles; the newest of each is taken",
+    )
     cli.add_output_dir(parser, "batch_scaling")
     options = cli.parse(parser)
     print(growth.batch_scaling(options.profile_dirs).publish(options.output_dir, "batch_scaling"))

@@ -1,10 +1,11 @@
-"""Times every matrix product of the model, each alone, and compares it with the measured limits of this device.
+"""Times every matrix product of the model, each alone, and compares it with the measured limits of
+this device.
 
     python analyze_gemm_operations.py --model-config tiny_llama_v1_config.yaml \\
         --batch-sizes "4,8,16,32" --sequence-lengths "64,128,256"
 
-Writes gemm_analysis.json after each shape of batch and sequence, and from it at the end gemm_analysis.csv, .md and .png, into
---output-dir.
+Writes gemm_analysis.json after each shape of batch and sequence, and from it at the end
+gemm_analysis.csv, .md and .png, into --output-dir.
 """
 
 import argparse
@@ -22,16 +23,33 @@ from tracepage.files import writable_file
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model-config", type=Path, metavar="FILE.yaml", help="section `model:` is used (default: preset tiny)")
-    parser.add_argument("--batch-sizes", type=cli.positive_list, default=[4, 8, 16, 32], metavar="B,B,...")
-    parser.add_argument("--sequence-lengths", type=cli.positive_list, default=[64, 128, 256], metavar="S,S,...")
+    parser.add_argument(
+        "--model-config",
+        type=Path,
+        metavar="FILE.yaml",
+        help="section `model:` is used (default: preset tiny)",
+    )
+    parser.add_argument(
+        "--batch-sizes", type=cli.positive_list, default=[4, 8, 16, 32], metavar="B,B,..."
+    )
+    parser.add_argument(
+        "--sequence-lengths", type=cli.positive_list, default=[64, 128, 256], metavar="S,S,..."
+    )
     cli.add(parser, "--device")
-    parser.add_argument("--dtype", choices=("float32", *AMP_DTYPES), default="float32", help="of the operands (default: float32)")
-    parser.add_argument("--allow-tf32", action="store_true", help="let fp32 products round to TF32 (NVIDIA)")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", *AMP_DTYPES),
+        default="float32",
+        help="of the operands (default: float32)",
+    )
+    parser.add_argument(
+        "--allow-tf32", action="store_true", help="let fp32 products round to TF32 (NVIDIA)"
+    )
     cli.add_output_dir(parser, "gemm_analysis")
     options = cli.parse(parser)
 
-    model = config.resolve(file=options.model_config, training={"sequence_length": 2}).model  # sizes of the model alone count
+    # sizes of the model alone count
+    model = config.resolve(file=options.model_config, training={"sequence_length": 2}).model
     device = devices.select(options.device)
     path = writable_file(options.output_dir / "gemm_analysis.json", "--output-dir")
     measured = gemm_operations.measure(model, options, device, path)

@@ -22,18 +22,33 @@ def main() -> None:
     shown = "a profile_*.json of Version 1, or a folder: its newest is taken; with --check also one after the change"
     parser.add_argument("profiles", type=Path, nargs="+", metavar="DIR|FILE", help=shown)
     parser.add_argument("--change", choices=CHANGES, help="what you will change")
-    parser.add_argument("--expect", type=cli.amount, metavar="X", help="how many times as fast the step will be")
-    parser.add_argument("--check", action="store_true", help="compare a guess with two profiles: before and after the change")
-    parser.add_argument("--file", type=Path, default=Path("predictions.json"), help="of the guesses (default: predictions.json)")
+    parser.add_argument(
+        "--expect", type=cli.amount, metavar="X", help="how many times as fast the step will be"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="compare a guess with two profiles: before and after the change",
+    )
+    parser.add_argument(
+        "--file",
+        type=Path,
+        default=Path("predictions.json"),
+        help="of the guesses (default: predictions.json)",
+    )
     options = cli.parse(parser)
     if len(options.profiles) != 1 + options.check:
         parser.error("--check takes two profiles, a prediction one")
     if options.check and options.expect is not None:
         parser.error("--check reads the guess from --file: leave --expect out")
     if options.check:
-        report = predictions.check(options.profiles[0], options.profiles[1], options.change, options.file)
+        report = predictions.check(
+            options.profiles[0], options.profiles[1], options.change, options.file
+        )
     elif options.change and options.expect is not None:
-        report = predictions.predict(options.profiles[0], options.change, options.expect, "v1", options.file)
+        report = predictions.predict(
+            options.profiles[0], options.change, options.expect, "v1", options.file
+        )
     else:
         parser.error("a prediction needs --change and --expect")
     print(report.terminal())

@@ -1,4 +1,5 @@
-"""Shows records of runs side by side: step times, whether losses are equal bit for bit, measured ceilings.
+"""Shows records of runs side by side: step times, whether losses are equal bit for bit, measured
+ceilings.
 
 python show_runs.py metrics_v1.json
 python show_runs.py metrics_a.json metrics_b.json
@@ -16,7 +17,9 @@ from tracepage.views import runs
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("records", type=Path, nargs="+", metavar="FILE", help="what a run wrote to --metrics-out")
+    parser.add_argument(
+        "records", type=Path, nargs="+", metavar="FILE", help="what a run wrote to --metrics-out"
+    )
     print(runs.show(cli.parse(parser).records).terminal())
 
 

@@ -1,16 +1,19 @@
-"""Version 1: the baseline. A small LLaMA in plain eager PyTorch, each step of the mathematics an operation of its own.
+"""Version 1: the baseline. A small LLaMA in plain eager PyTorch, each step of the mathematics an
+operation of its own.
 
-What the next versions will change is left in plain sight: Q, K and V are three matrix products, gate and up are two, the
-[S, S] attention matrix is written to memory, every elementwise operation reads and writes its whole tensor, and
-precision is fp32 (TF32 off). Parameter names and results are those of transformers' LlamaForCausalLM.
+What the next versions will change is left in plain sight: Q, K and V are three matrix products,
+gate and up are two, the [S, S] attention matrix is written to memory, every elementwise operation
+reads and writes its whole tensor, and precision is fp32 (TF32 off). Parameter names and results are
+those of transformers' LlamaForCausalLM.
 
     python tiny_llama_v1.py                                       # trains 300 steps on real text, prints a summary
     python tiny_llama_v1.py --batch-size 8 --seq-len 128 --num-steps 10 --enable-pytorch-profiler --profile-memory
     python tiny_llama_v1.py --help
 
-Flags that profile: --enable-pytorch-profiler (--profile-dir, --profile-steps, --profile-memory, --profile-operators, --sort-by,
---profile-attention-only, --profile-with-stack, --profile-with-flops), --enable-deepspeed-flops, --enable-all-profiling,
---measure-peak, --time-phases.
+Flags that profile: --enable-pytorch-profiler (--profile-dir, --profile-steps, --profile-memory,
+--profile-operators, --sort-by, --profile-attention-only, --profile-with-stack,
+--profile-with-flops), --enable-deepspeed-flops, --enable-all-profiling, --measure-peak,
+--time-phases.
 """
 
 import sys
@@ -44,11 +47,15 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
     Query head h reads key/value head h // (H / K).
     """
-    groups, length = q.shape[1] // k.shape[1], q.shape[2]
+    groups = q.shape[1] // k.shape[1]
+    length = q.shape[2]
     if groups > 1:
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)  # [B, H, S, Dh]
+        # [B, H, S, Dh]
+        k = k.repeat_interleave(groups, dim=1)
+        v = v.repeat_interleave(groups, dim=1)
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # [B, H, S, S]
-    future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(diagonal=1)  # [S, S]
+    # [S, S]
+    future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(diagonal=1)
     scores = scores.masked_fill(future, float("-inf"))
     return scores.softmax(dim=-1) @ v
 
@@ -59,12 +66,16 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean over the tokens of -log softmax(x @ weight.T)[target], in nats, computed in at least float32.
+    """Mean over the tokens of -log softmax(x @ weight.T)[target], in nats, computed in at least
+    float32.
 
-    x [B, S, D], the last hidden states; weight [V, D]; targets [B, S], the tokens that follow, -100 for one that does not count.
+    x [B, S, D], the last hidden states; weight [V, D]; targets [B, S], the tokens that follow, -100
+    for one that does not count.
     """
     logits = F.linear(x, weight).flatten(0, 1)  # [B S, V]
-    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())
+    return F.cross_entropy(
+        logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten()
+    )
 
 
 class RMSNorm(nn.Module):
@@ -91,8 +102,12 @@ class Attention(nn.Module):
     @span("attention")
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
         with span("qkv_projection"):
-            q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)  # [B, S, D], 2 x [B, S, K Dh]
-        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))  # [B, H or K, S, Dh]
+            # [B, S, D], 2 x [B, S, K Dh]
+            q = self.q_proj(x)
+            k = self.k_proj(x)
+            v = self.v_proj(x)
+        # [B, H or K, S, Dh]
+        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))
         q, k = apply_rope(q, k, cos, sin)
         with span("attention_core"):
             out = attention(q, k, v)  # [B, H, S, Dh]
@@ -110,7 +125,9 @@ class FeedForward(nn.Module):
     @span("mlp")
     def forward(self, x: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
         with span("gate_up"):
-            gate, up = self.gate_proj(x), self.up_proj(x)  # 2 x [B, S, F]
+            # 2 x [B, S, F]
+            gate = self.gate_proj(x)
+            up = self.up_proj(x)
         with span("activation"):
             hidden = swiglu(gate, up)  # [B, S, F]
         with span("down"):
@@ -193,10 +210,13 @@ def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Pre
 def train(options: RunOptions, make_model=make_model, make_step=make_step) -> Run:
     """A whole training run. An exercise or a test may replace how its model or its step is made."""
     with Run(options, "v1") as run:
-        model = run.place(make_model(options))  # on its device and, where there are several processes, wrapped for them
+        # on its device and, where there are several processes, wrapped for them
+        model = run.place(make_model(options))
         optimizer = run.adapt(make_optimizer(model, options))
-        step = run.prepare(make_step(model, optimizer, run.precision))  # gradients checked, warmed up, captured if asked for
-        for number in run.steps():  # ends at --num-steps, at a signal, or where the processes agree to stop
+        # gradients checked, warmed up, captured if asked for
+        step = run.prepare(make_step(model, optimizer, run.precision))
+        # ends at --num-steps, at a signal, or where the processes agree to stop
+        for number in run.steps():
             batch = run.data[number]
             run.clock.mark()  # an event on the GPU, which nothing waits for
             loss = step(batch)

@@ -1,11 +1,13 @@
-"""Counts the launches in what any profiler recorded: how many, how long, how busy the GPU was, and how many are short.
+"""Counts the launches in what any profiler recorded: how many, how long, how busy the GPU was, and
+how many are short.
 
-    rocprofv3 --kernel-trace --output-format csv -o results.csv -- python tiny_llama_v2.py --num-steps 30
-    python analyze_kernel_launches.py --trace-file results.csv
-    python analyze_kernel_launches.py --trace-file ./complete_rocm_analysis --top 30 --csv-out launches.csv
+    rocprofv3 --kernel-trace --output-format csv -o results.csv -- python tiny_llama_v2.py
+    --num-steps 30 python analyze_kernel_launches.py --trace-file results.csv python
+    analyze_kernel_launches.py --trace-file ./complete_rocm_analysis --top 30 --csv-out launches.csv
 
-rocprofv3 calls that file results.csv_kernel_trace.csv; the name that it was given finds it. A PyTorch trace, a profile_*.json,
-rocprofv3's statistics or database, rocprof-compute's pmc_perf.csv or databases, ncu's CSV and a folder of these do as well.
+rocprofv3 calls that file results.csv_kernel_trace.csv; the name that it was given finds it. A
+PyTorch trace, a profile_*.json, rocprofv3's statistics or database, rocprof-compute's pmc_perf.csv
+or databases, ncu's CSV and a folder of these do as well.
 """
 
 import argparse
@@ -20,9 +22,26 @@ from tracepage.views import launches
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trace-file", type=Path, required=True, metavar="FILE|DIR", help="what a profiler wrote, or its folder")
-    parser.add_argument("--top", type=cli.positive, default=15, metavar="N", help="kernels in the table (default: 15)")
-    parser.add_argument("--csv-out", type=Path, metavar="FILE", help="write all kernels, with full names and times in ns")
+    parser.add_argument(
+        "--trace-file",
+        type=Path,
+        required=True,
+        metavar="FILE|DIR",
+        help="what a profiler wrote, or its folder",
+    )
+    parser.add_argument(
+        "--top",
+        type=cli.positive,
+        default=15,
+        metavar="N",
+        help="kernels in the table (default: 15)",
+    )
+    parser.add_argument(
+        "--csv-out",
+        type=Path,
+        metavar="FILE",
+        help="write all kernels, with full names and times in ns",
+    )
     options = cli.parse(parser)
     print(launches.analyze(options.trace_file, options.top, options.csv_out))
 

@@ -1,15 +1,17 @@
 """Shows how peak memory grows with the sequence length, with flash attention and without.
 
     for s in 128 256 512 1024; do
-        python tiny_llama_v2.py --seq-len $s --batch-size 4 --num-steps 3 --enable-memory-profiling \\
+        python tiny_llama_v2.py --seq-len $s --batch-size 4 --num-steps 3 --enable-memory-profiling
+        \\
             --profile-dir ./flash_attention_seq$s
-        python tiny_llama_v2.py --seq-len $s --batch-size 4 --num-steps 3 --enable-memory-profiling \\
+        python tiny_llama_v2.py --seq-len $s --batch-size 4 --num-steps 3 --enable-memory-profiling
+        \\
             --profile-dir ./plain_attention_seq$s --disable-flash-attention
     done
     python analyze_sequence_memory.py --profile-dirs flash_attention_seq* plain_attention_seq*
 
-The runs may differ in nothing but sequence length, version and attention. Writes sequence_memory.json, .csv and .md into
---output-dir.
+The runs may differ in nothing but sequence length, version and attention. Writes
+sequence_memory.json, .csv and .md into --output-dir.
 """
 
 import argparse
@@ -24,11 +26,19 @@ from tracepage.views import growth
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--profile-dirs", type=Path, nargs="+", required=True, metavar="DIR",
-                        help="a folder per run; its newest profile is read")  # fmt: skip
+    parser.add_argument(
+        "--profile-dirs",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="DIR",
+        help="a folder per run; its newest profile is read",
+    )
     cli.add_output_dir(parser, "sequence_memory")
     options = cli.parse(parser)
-    print(growth.sequence_memory(options.profile_dirs).publish(options.output_dir, "sequence_memory"))
+    print(
+        growth.sequence_memory(options.profile_dirs).publish(options.output_dir, "sequence_memory")
+    )
 
 
 if __name__ == "__main__":

@@ -16,12 +16,24 @@ from tracepage.views import compare
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--v1", type=Path, required=True, metavar="DIR", help="folder of the version to compare against")
-    parser.add_argument("--v2", type=Path, required=True, metavar="DIR", help="folder of the other version")
+    parser.add_argument(
+        "--v1",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder of the version to compare against",
+    )
+    parser.add_argument(
+        "--v2", type=Path, required=True, metavar="DIR", help="folder of the other version"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE.md", help="write the same as Markdown")
     options = cli.parse(parser)
     report = compare.versions(options.v1, options.v2)
-    print(report.publish_as(options.output, ("md",), "--output") if options.output else report.terminal())
+    print(
+        report.publish_as(options.output, ("md",), "--output")
+        if options.output
+        else report.terminal()
+    )
 
 
 if __name__ == "__main__":

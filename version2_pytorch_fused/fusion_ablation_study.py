@@ -1,11 +1,12 @@
-"""Measures what each fusion of Version 2 brings, alone and together with the others, in one process and interleaved.
+"""Measures what each fusion of Version 2 brings, alone and together with the others, in one process
+and interleaved.
 
     python fusion_ablation_study.py                        # none, each alone, all but each, all
     python fusion_ablation_study.py --all-combinations     # all 16
     python fusion_ablation_study.py --all-combinations --preset small --use-amp --amp-dtype bfloat16
 
-Writes fusion_ablation.json (measured), and from it fusion_ablation.csv and .md, into --output-dir. Ctrl-C ends the study
-after the round that is running.
+Writes fusion_ablation.json (measured), and from it fusion_ablation.csv and .md, into --output-dir.
+Ctrl-C ends the study after the round that is running.
 """
 
 import sys
@@ -22,13 +23,27 @@ from version2_pytorch_fused import tiny_llama_v2
 
 def main() -> int:
     parser = version_files.parser(__doc__)
-    parser.add_argument("--all-combinations", action="store_true", help="all 16, with and without each (default: 10 of them)")
-    parser.add_argument("--rounds", type=cli.positive, default=5, metavar="N", help="over all combinations (default: 5)")
+    parser.add_argument(
+        "--all-combinations",
+        action="store_true",
+        help="all 16, with and without each (default: 10 of them)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=cli.positive,
+        default=5,
+        metavar="N",
+        help="over all combinations (default: 5)",
+    )
     cli.add_output_dir(parser, "fusion_ablation")
     arguments = cli.parse(parser)
     options = version_files.resolve(arguments)
-    path = writable_file(arguments.output_dir / "fusion_ablation.json", "--output-dir", (arguments.config,))
-    code = ablation.measure(tiny_llama_v2, options, arguments.all_combinations, arguments.rounds, path)
+    path = writable_file(
+        arguments.output_dir / "fusion_ablation.json", "--output-dir", (arguments.config,)
+    )
+    code = ablation.measure(
+        tiny_llama_v2, options, arguments.all_combinations, arguments.rounds, path
+    )
     print(f"\n{ablation_effects.analyze(path).publish(path.parent, path.stem)}")
     return code
 

@@ -1,10 +1,12 @@
-"""Reports what fusion changes, from measured files: Markdown, and a page of the same name that needs no network.
+"""Reports what fusion changes, from measured files: Markdown, and a page of the same name that
+needs no network.
 
     python generate_fusion_report.py --output-dir ./optimization_analysis
     python generate_fusion_report.py --baseline ../version1_pytorch_baseline/complete_analysis \\
         --fused ./complete_rocm_analysis --output ./fusion_comparison_report.md
 
-What is not named is taken from where the other commands write it. Where nothing is measured yet, the report has the commands.
+What is not named is taken from where the other commands write it. Where nothing is measured yet,
+the report has the commands.
 """
 
 import argparse
@@ -16,7 +18,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root of this
 from common import cli
 from tracepage.views import compare
 
-BASELINE = [Path("../version1_pytorch_baseline", name) for name in ("pytorch_profiles", "complete_analysis")]
+BASELINE = [
+    Path("../version1_pytorch_baseline", name) for name in ("pytorch_profiles", "complete_analysis")
+]
 FUSED = [Path("fusion_analysis"), Path("complete_analysis")]
 PROFILE = "--num-steps 20 --enable-pytorch-profiler --profile-dir"
 COMMANDS = {
@@ -28,18 +32,28 @@ COMMANDS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     v1 = f"profiles of Version 1; the newest is taken (default: {' '.join(map(str, BASELINE))})"
-    parser.add_argument("--baseline", type=Path, nargs="+", default=BASELINE, metavar="DIR", help=v1)
+    parser.add_argument(
+        "--baseline", type=Path, nargs="+", default=BASELINE, metavar="DIR", help=v1
+    )
     fused = f"profiles of the fused version (default: {' '.join(map(str, FUSED))})"
     parser.add_argument("--fused", type=Path, nargs="+", default=FUSED, metavar="DIR", help=fused)
     ablation = next(Path().glob("fusion_ablation/fusion_ablation.json"), None)
     measured = "default: fusion_ablation/fusion_ablation.json if it is there"
     parser.add_argument("--ablation", type=Path, default=ablation, metavar="FILE", help=measured)
     written = parser.add_mutually_exclusive_group(required=True)
-    written.add_argument("--output", type=Path, metavar="FILE.md", help="the page goes beside it, as FILE.html")
-    written.add_argument("--output-dir", type=Path, metavar="DIR", help="write fusion_report.md and .html there")
+    written.add_argument(
+        "--output", type=Path, metavar="FILE.md", help="the page goes beside it, as FILE.html"
+    )
+    written.add_argument(
+        "--output-dir", type=Path, metavar="DIR", help="write fusion_report.md and .html there"
+    )
     options = cli.parse(parser)
     output = options.output or options.output_dir / "fusion_report.md"
-    missing = [name for name, default in {"baseline": BASELINE, "fused": FUSED}.items() if not any(map(Path.exists, default))]
+    missing = [
+        name
+        for name, default in {"baseline": BASELINE, "fused": FUSED}.items()
+        if not any(map(Path.exists, default))
+    ]
     if missing and all(getattr(options, name) in (BASELINE, FUSED) for name in missing):
         print(compare.nothing_measured([COMMANDS[name] for name in missing], output))
         return

@@ -1,11 +1,14 @@
-"""Searches a batch size for Version 2: for most tokens a second, for samples that cost no time, or for the memory.
+"""Searches a batch size for Version 2: for most tokens a second, for samples that cost no time, or
+for the memory.
 
-    python optimize_batch_size.py --target-memory-usage 0.8 --seq-len 128 --optimization-target throughput
-    python optimize_batch_size.py --optimization-target memory --preset small --disable-flash-attention
+    python optimize_batch_size.py --target-memory-usage 0.8 --seq-len 128 --optimization-target
+    throughput python optimize_batch_size.py --optimization-target memory --preset small
+    --disable-flash-attention
 
-Flags that are not listed here go to the version. Each batch size is tried in a process of its own, so that running out of memory
-ends a trial and not the search. Writes batch_search.json (measured) after each trial, and from it, at the end or after Ctrl-C,
-batch_search.csv and .md, into --output-dir.
+Flags that are not listed here go to the version. Each batch size is tried in a process of its own,
+so that running out of memory ends a trial and not the search. Writes batch_search.json (measured)
+after each trial, and from it, at the end or after Ctrl-C, batch_search.csv and .md, into
+--output-dir.
 """
 
 import sys
@@ -22,15 +25,26 @@ from version2_pytorch_fused import tiny_llama_v2
 def main() -> int:
     parser = version_files.parser(__doc__, "--batch-size")
     cli.add(parser, "--checkpoint-activations")
-    add, maximum = parser.add_argument, batch_size.MAXIMUM
+    add = parser.add_argument
+    maximum = batch_size.MAXIMUM
     searched = "what to search for (default: throughput)"
     add("--optimization-target", choices=batch_size.TARGETS, default="throughput", help=searched)
-    share = "share of the device's memory that the peak may take, above 0 and at most 1 (default: 0.9)"
+    share = (
+        "share of the device's memory that the peak may take, above 0 and at most 1 (default: 0.9)"
+    )
     add("--target-memory-usage", type=float, default=0.9, metavar="X", help=share)
-    add("--max-batch-size", type=cli.positive, default=maximum, metavar="B", help=f"default: {maximum}")
+    add(
+        "--max-batch-size",
+        type=cli.positive,
+        default=maximum,
+        metavar="B",
+        help=f"default: {maximum}",
+    )
     cli.add_output_dir(parser, "batch_size_search")
     arguments, own_flags = cli.parse_known(parser)
-    path = writable_file(arguments.output_dir / "batch_search.json", "--output-dir", (arguments.config,))
+    path = writable_file(
+        arguments.output_dir / "batch_search.json", "--output-dir", (arguments.config,)
+    )
     measured, code = batch_size.measure(tiny_llama_v2, arguments, own_flags, path)
     print(f"\n{batch_size.analyze(measured).publish(path.parent, path.stem)}")
     return code

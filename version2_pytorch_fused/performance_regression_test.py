@@ -1,11 +1,13 @@
-"""Compares two runs: is the current one fast enough, and does it learn the same? Exit code 1 on a regression.
+"""Compares two runs: is the current one fast enough, and does it learn the same? Exit code 1 on a
+regression.
 
-    (cd ../version1_pytorch_baseline && python tiny_llama_v1.py --metrics-out ../version1_baseline_metrics.json)
-    python tiny_llama_v2.py --metrics-out version2_metrics.json
+    (cd ../version1_pytorch_baseline && python tiny_llama_v1.py --metrics-out
+    ../version1_baseline_metrics.json) python tiny_llama_v2.py --metrics-out version2_metrics.json
     python performance_regression_test.py --baseline-results ../version1_baseline_metrics.json \\
         --current-results ./version2_metrics.json --min-speedup 1.3
 
-Runs on different devices, shapes, number formats or versions of PyTorch, and runs that were interrupted, are refused (2).
+Runs on different devices, shapes, number formats or versions of PyTorch, and runs that were
+interrupted, are refused (2).
 """
 
 import argparse
@@ -21,11 +23,33 @@ from tracepage.views import compare
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--baseline-results", type=Path, required=True, metavar="FILE", help="written with --metrics-out")
-    parser.add_argument("--current-results", type=Path, required=True, metavar="FILE", help="written with --metrics-out")
-    parser.add_argument("--min-speedup", type=cli.amount, default=1.0, metavar="X", help="a smaller one fails (default: 1.0)")
     parser.add_argument(
-        "--loss-tolerance", type=cli.amount, default=1e-2, metavar="NATS", help="of the loss curves, step by step (default: 1e-2)"
+        "--baseline-results",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="written with --metrics-out",
+    )
+    parser.add_argument(
+        "--current-results",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="written with --metrics-out",
+    )
+    parser.add_argument(
+        "--min-speedup",
+        type=cli.amount,
+        default=1.0,
+        metavar="X",
+        help="a smaller one fails (default: 1.0)",
+    )
+    parser.add_argument(
+        "--loss-tolerance",
+        type=cli.amount,
+        default=1e-2,
+        metavar="NATS",
+        help="of the loss curves, step by step (default: 1e-2)",
     )
     options = cli.parse(parser)
     for path in (options.baseline_results, options.current_results):
@@ -34,7 +58,12 @@ def main() -> int:
                 f"{path} does not exist; make both runs here: `python ../version1_pytorch_baseline/tiny_llama_v1.py "
                 f"--metrics-out {options.baseline_results}` and `python tiny_llama_v2.py --metrics-out {options.current_results}`"
             )
-    verdict = compare.regression(options.baseline_results, options.current_results, options.min_speedup, options.loss_tolerance)
+    verdict = compare.regression(
+        options.baseline_results,
+        options.current_results,
+        options.min_speedup,
+        options.loss_tolerance,
+    )
     print(verdict.report.terminal())
     return 1 if verdict.failures else 0
 

@@ -1,4 +1,5 @@
-"""Counts Version 2's FLOPs three ways and relates them to the measured step time, or shows an earlier result.
+"""Counts Version 2's FLOPs three ways and relates them to the measured step time, or shows an
+earlier result.
 
 python run_deepspeed_flops.py --batch-size 8 --seq-len 128 --num-steps 10     # every flag of tiny_llama_v2.py
 python run_deepspeed_flops.py --batch-size 8 --seq-len 256 --computational-intensity --generate-roofline

@@ -1,17 +1,23 @@
-"""Version 2: fused with PyTorch alone. Fewer and larger operations, the same mathematics and the same weights.
+"""Version 2: fused with PyTorch alone. Fewer and larger operations, the same mathematics and the
+same weights.
 
-Changes from Version 1, each with a switch (`--enable-X`, `--disable-X`); without all four it is Version 1, bit for bit on a CPU:
+Changes from Version 1, each with a switch (`--enable-X`, `--disable-X`); without all four it is
+Version 1, bit for bit on a CPU:
 
-- qkv-fusion, swiglu-fusion: Q, K and V come from one matrix product, gate and up from another, so each input is read once.
-- flash-attention: `scaled_dot_product_attention` writes no [S, S] matrix, and does not repeat K and V for grouped heads.
-- torch-compile (off by default): fuses the elementwise operations that are left between the matrix products.
+- qkv-fusion, swiglu-fusion: Q, K and V come from one matrix product, gate and up from another, so
+  each input is read once.
+- flash-attention: `scaled_dot_product_attention` writes no [S, S] matrix, and does not repeat K and
+  V for grouped heads.
+- torch-compile (off by default): fuses the elementwise operations that are left between the matrix
+  products.
 
     python tiny_llama_v2.py --use-amp --amp-dtype bfloat16 --enable-all-fusion
     python tiny_llama_v2.py --disable-all-fusion --enable-qkv-fusion   # one alone
 
-Flags that profile: --enable-pytorch-profiler (--profile-dir, --profile-steps, --profile-memory, --profile-operators, --sort-by,
---profile-attention-only, --profile-with-stack, --profile-with-flops), --enable-deepspeed-flops, --enable-all-profiling,
---measure-peak, --time-phases.
+Flags that profile: --enable-pytorch-profiler (--profile-dir, --profile-steps, --profile-memory,
+--profile-operators, --sort-by, --profile-attention-only, --profile-with-stack,
+--profile-with-flops), --enable-deepspeed-flops, --enable-all-profiling, --measure-peak,
+--time-phases.
 """
 
 import sys
@@ -39,7 +45,12 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-SWITCHES = {"qkv-fusion": True, "flash-attention": True, "swiglu-fusion": True, "torch-compile": False}
+SWITCHES = {
+    "qkv-fusion": True,
+    "flash-attention": True,
+    "swiglu-fusion": True,
+    "torch-compile": False,
+}
 
 # Shapes: B batch, S sequence, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
 
@@ -49,17 +60,23 @@ def eager_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
     Query head h reads key/value head h // (H / K).
     """
-    groups, length = q.shape[1] // k.shape[1], q.shape[2]
+    groups = q.shape[1] // k.shape[1]
+    length = q.shape[2]
     if groups > 1:
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)  # [B, H, S, Dh]
+        # [B, H, S, Dh]
+        k = k.repeat_interleave(groups, dim=1)
+        v = v.repeat_interleave(groups, dim=1)
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # [B, H, S, S]
-    future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(diagonal=1)  # [S, S]
+    # [S, S]
+    future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(diagonal=1)
     scores = scores.masked_fill(future, float("-inf"))
     return scores.softmax(dim=-1) @ v
 
 
 def project(x: Tensor, weight: Tensor, sizes: tuple[int, ...], fused: bool) -> tuple[Tensor, ...]:
-    """The parts of x @ weight.T, of the given sizes: by one matrix product, or by one for each part of the weight."""
+    """The parts of x @ weight.T, of the given sizes: by one matrix product, or by one for each part
+    of the weight.
+    """
     if fused:
         return F.linear(x, weight).split(sizes, dim=-1)
     return tuple(F.linear(x, part) for part in weight.split(sizes))
@@ -71,12 +88,16 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean over the tokens of -log softmax(x @ weight.T)[target], in nats, computed in at least float32.
+    """Mean over the tokens of -log softmax(x @ weight.T)[target], in nats, computed in at least
+    float32.
 
-    x [B, S, D], the last hidden states; weight [V, D]; targets [B, S], the tokens that follow, -100 for one that does not count.
+    x [B, S, D], the last hidden states; weight [V, D]; targets [B, S], the tokens that follow, -100
+    for one that does not count.
     """
     logits = F.linear(x, weight).flatten(0, 1)  # [B S, V]
-    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())
+    return F.cross_entropy(
+        logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten()
+    )
 
 
 class RMSNorm(nn.Module):
@@ -104,8 +125,10 @@ class Attention(nn.Module):
     @span("attention")
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
         with span("qkv_projection"):
-            q, k, v = project(x, self.qkv_proj.weight, self.sizes, self.fused)  # [B, S, D], 2 x [B, S, K Dh]
-        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))  # [B, H or K, S, Dh]
+            # [B, S, D], 2 x [B, S, K Dh]
+            q, k, v = project(x, self.qkv_proj.weight, self.sizes, self.fused)
+        # [B, H or K, S, Dh]
+        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))
         q, k = apply_rope(q, k, cos, sin)
         with span("attention_core"):
             out = self.attention(q, k, v)  # [B, H, S, Dh]
@@ -210,10 +233,13 @@ def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Pre
 def train(options: RunOptions, make_model=make_model, make_step=make_step) -> Run:
     """A whole training run. An exercise or a test may replace how its model or its step is made."""
     with Run(options, "v2") as run:
-        model = run.place(make_model(options))  # on its device and, where there are several processes, wrapped for them
+        # on its device and, where there are several processes, wrapped for them
+        model = run.place(make_model(options))
         optimizer = run.adapt(make_optimizer(model, options))
-        step = run.prepare(make_step(model, optimizer, run.precision))  # gradients checked, warmed up, captured if asked for
-        for number in run.steps():  # ends at --num-steps, at a signal, or where the processes agree to stop
+        # gradients checked, warmed up, captured if asked for
+        step = run.prepare(make_step(model, optimizer, run.precision))
+        # ends at --num-steps, at a signal, or where the processes agree to stop
+        for number in run.steps():
             batch = run.data[number]
             run.clock.mark()  # an event on the GPU, which nothing waits for
             loss = step(batch)

@@ -1,9 +1,11 @@
-"""Times each operation, forward and backward, as a Triton kernel and as PyTorch does it: at the model's shapes, or over a sweep.
+"""Times each operation, forward and backward, as a Triton kernel and as PyTorch does it: at the
+model's shapes, or over a sweep.
 
     python benchmark_kernels.py --preset small --use-amp
     python benchmark_kernels.py --preset small --use-amp --sizes 512x128 1024x512 4096x8192 --peers
 
-`python tiny_llama_v3.py --mode benchmark` is the first of these with that script's flags. The contenders, which take turns:
+`python tiny_llama_v3.py --mode benchmark` is the first of these with that script's flags. The
+contenders, which take turns:
 
     kernel     Version 3's, from kernels/
     eager      PyTorch's operations in its place, from kernels/reference.py
@@ -12,15 +14,15 @@
     flash      of attention in 16 bits: PyTorch's FlashAttention (version 2), whatever PyTorch takes by itself
     cudnn      of attention in 16 bits on NVIDIA: cuDNN's
 
-Inputs are random and laid out as in the model: parts of a fused product are strided, but contiguous for Liger. An operation and
-its gradients for all inputs are timed in two ways:
+Inputs are random and laid out as in the model: parts of a fused product are strided, but contiguous
+for Liger. An operation and its gradients for all inputs are timed in two ways:
 
     host       called from Python as in training: at small sizes this is the time to launch it
     GPU        the same recorded as a graph of GPU work and replayed, so that launches cost nothing; only on a GPU
 
-From the second (on a CPU from the first) follow the GB/s of norms, RoPE and SwiGLU by the numbers that they must read and write,
-and the TFLOP/s of attention (seven products of the pairs that are not masked) and of the loss (three). Their share is that of a
-large copy or a matrix product here.
+From the second (on a CPU from the first) follow the GB/s of norms, RoPE and SwiGLU by the numbers
+that they must read and write, and the TFLOP/s of attention (seven products of the pairs that are
+not masked) and of the loss (three). Their share is that of a large copy or a matrix product here.
 """
 
 import sys
@@ -66,24 +68,37 @@ class BenchmarkOptions(Options):
 
 def contenders(operation: str, precision: Precision, peers: bool) -> dict[str, Callable]:
     """The functions to time, by name; a kernel only where one can run."""
-    device, plain = precision.device, getattr(reference, operation)
+    device = precision.device
+    plain = getattr(reference, operation)
     found = {} if kernels.missing(device) else {"kernel": kernels.KERNELS[operation]}
     found |= {"eager": plain}
     if peers:
         found |= {"compiled": torch.compile(plain)}
-        if devices.is_gpu(device) and operation != "attention" and importlib.util.find_spec("liger_kernel"):
+        if (
+            devices.is_gpu(device)
+            and operation != "attention"
+            and importlib.util.find_spec("liger_kernel")
+        ):
             from version3_triton import liger
 
             found |= {"liger": getattr(liger, operation)}
         if operation == "attention" and devices.is_gpu(device) and precision.dtype.itemsize == 2:
             found |= {"flash": sdpa_kernel(SDPBackend.FLASH_ATTENTION)(plain)}
-            found |= {"cudnn": sdpa_kernel(SDPBackend.CUDNN_ATTENTION)(plain)} if torch.version.cuda else {}
+            found |= (
+                {"cudnn": sdpa_kernel(SDPBackend.CUDNN_ATTENTION)(plain)}
+                if torch.version.cuda
+                else {}
+            )
     return found
 
 
-def time_case(work: Case, functions: dict[str, Callable], device: torch.device) -> dict[str, dict[str, Any]]:
+def time_case(
+    work: Case, functions: dict[str, Callable], device: torch.device
+) -> dict[str, dict[str, Any]]:
     """Milliseconds, and on a GPU the peak memory of one pass, by contender."""
-    steps = {name: work.step(function, separate=name == "liger") for name, function in functions.items()}
+    steps = {
+        name: work.step(function, separate=name == "liger") for name, function in functions.items()
+    }
     times: dict[str, dict[str, list[float]]] = {"host_ms": in_turns(steps, device)}
     peaks = dict.fromkeys(steps)
     if devices.is_gpu(device):
@@ -93,29 +108,43 @@ def time_case(work: Case, functions: dict[str, Callable], device: torch.device) 
             before = devices.peak_memory(device)["peak_mib"]
             step()
             peaks[name] = devices.peak_memory(device)["peak_mib"] - before
-        waiting = {"liger"} if work.operation == "linear_cross_entropy" else set()  # reads a number back to the host
-        times["gpu_ms"] = replayed({name: step for name, step in steps.items() if name not in waiting}, device)
+        # reads a number back to the host
+        waiting = {"liger"} if work.operation == "linear_cross_entropy" else set()
+        times["gpu_ms"] = replayed(
+            {name: step for name, step in steps.items() if name not in waiting}, device
+        )
     return {
-        name: {key: summarize(times[key][name]) if name in times.get(key, ()) else None for key in ("host_ms", "gpu_ms")}
+        name: {
+            key: summarize(times[key][name]) if name in times.get(key, ()) else None
+            for key in ("host_ms", "gpu_ms")
+        }
         | {"peak_mib": peaks[name]}
         for name in steps
     }
 
 
 def measure(
-    options: BenchmarkOptions | RunOptions, cases: list[Shape], operations: Sequence[str], peers: bool
+    options: BenchmarkOptions | RunOptions,
+    cases: list[Shape],
+    operations: Sequence[str],
+    peers: bool,
 ) -> Iterator[KernelBenchmark]:
-    """Times all operations at all shapes: the content of the JSON file after each, with the rows so far."""
+    """Times all operations at all shapes: the content of the JSON file after each, with the rows so
+    far.
+    """
     device = devices.select(options.device)
     devices.configure(device, options.seed, options.allow_tf32)
-    torch.use_deterministic_algorithms(False)  # training asks for it; eager gradients would pay for it here
+    # training asks for it; eager gradients would pay for it here
+    torch.use_deterministic_algorithms(False)
     precision = Precision(device, amp_dtype(options))
     if reason := kernels.missing(device):
         print(f"no Triton kernels: {reason}; PyTorch's operations are timed alone", file=sys.stderr)
     elif kernels.INTERPRETED:
         kernels.refuse_wrong(precision.dtype)
         print("the kernels are interpreted: their times say nothing about a GPU", file=sys.stderr)
-    measured = record.header(schema_of(KernelBenchmark), device, precision.name, options.allow_tf32) | {
+    measured = record.header(
+        schema_of(KernelBenchmark), device, precision.name, options.allow_tf32
+    ) | {
         "ceilings": ceilings.measure(device, precision),
         "rows": [],
     }
@@ -124,8 +153,15 @@ def measure(
             torch.compiler.reset()  # or the compiler gives up after a few shapes
             work = case(operation, shape, precision)
             where = {"operation": operation, "batch_size": shape[1], "sequence_length": shape[2]}
-            for name, figures in time_case(work, contenders(operation, precision, peers), device).items():
-                row = {"hidden_size": shape[0].hidden_size, "unit": work.unit, "amount": work.amount, "contender": name}
+            for name, figures in time_case(
+                work, contenders(operation, precision, peers), device
+            ).items():
+                row = {
+                    "hidden_size": shape[0].hidden_size,
+                    "unit": work.unit,
+                    "amount": work.amount,
+                    "contender": name,
+                }
                 measured["rows"].append(where | row | figures)
             yield cast(KernelBenchmark, measured)
 
@@ -139,29 +175,41 @@ def size(argument: str) -> tuple[int, int]:
 
 
 def scaled(config: ModelConfig, hidden: int) -> ModelConfig:
-    """The model at another hidden size, with the same head dimension, heads per key head, and ratio of F to D.
+    """The model at another hidden size, with the same head dimension, heads per key head, and ratio
+    of F to D.
 
     Raises:
         UsageError: the hidden size cannot be cut into such heads.
     """
     groups = config.num_attention_heads // config.num_key_value_heads
     if hidden % (config.head_dim * groups):
-        raise UsageError(f"--sizes: the model's heads need a hidden size in steps of {config.head_dim * groups}, not {hidden}")
-    heads, ffn = hidden // config.head_dim, config.intermediate_size * hidden // config.hidden_size
-    sizes = {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": heads // groups}
+        raise UsageError(
+            f"--sizes: the model's heads need a hidden size in steps of {config.head_dim * groups}, not {hidden}"
+        )
+    heads = hidden // config.head_dim
+    ffn = config.intermediate_size * hidden // config.hidden_size
+    sizes = {
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // groups,
+    }
     return config.model_copy(update=sizes | {"intermediate_size": ffn})
 
 
 def shapes(options: BenchmarkOptions | RunOptions, sizes: Sequence[tuple[int, int]]) -> list[Shape]:
     """Those of a sweep over hidden sizes and sequence lengths; without one the model's own."""
-    swept = [(scaled(options.model, hidden), options.batch_size, length) for hidden, length in sizes]
+    swept = [
+        (scaled(options.model, hidden), options.batch_size, length) for hidden, length in sizes
+    ]
     return swept or [(options.model, options.batch_size, options.seq_len)]
 
 
 def run(
-    options: BenchmarkOptions | RunOptions, sizes: Sequence[tuple[int, int]] = (), operations: Sequence[str] = OPERATIONS,
+    options: BenchmarkOptions | RunOptions,
+    sizes: Sequence[tuple[int, int]] = (),
+    operations: Sequence[str] = OPERATIONS,
     peers: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Measures, writes the JSON file, and prints the table.
 
     Args:
@@ -178,23 +226,56 @@ def run(
 
 
 def of_version(options: RunOptions) -> int:
-    """`--mode benchmark` of tiny_llama_v3.py: the operations that are not switched off. Returns the exit code."""
+    """`--mode benchmark` of tiny_llama_v3.py: the operations that are not switched off. Returns the
+    exit code.
+    """
     if ranks.here().world_size > 1:
         raise UsageError("--mode benchmark measures one process: start it without torchrun")
-    run(options, operations=[name for switch, names in kernels.SWITCHES.items() if options.switches[switch] for name in names])
+    run(
+        options,
+        operations=[
+            name
+            for switch, names in kernels.SWITCHES.items()
+            if options.switches[switch]
+            for name in names
+        ],
+    )
     return 0
 
 
 def main() -> None:
     parser = version_files.parser(__doc__, "--capture-step")
-    parser.add_argument("--sizes", type=size, nargs="+", default=[], metavar="DxS", help="hidden size x sequence length, a sweep")
-    parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS, metavar="NAME", help="default: all")
-    parser.add_argument("--peers", action="store_true", help="also time torch.compile, Liger-Kernel, FlashAttention and cuDNN")
+    parser.add_argument(
+        "--sizes",
+        type=size,
+        nargs="+",
+        default=[],
+        metavar="DxS",
+        help="hidden size x sequence length, a sweep",
+    )
+    parser.add_argument(
+        "--operations",
+        nargs="+",
+        choices=OPERATIONS,
+        default=OPERATIONS,
+        metavar="NAME",
+        help="default: all",
+    )
+    parser.add_argument(
+        "--peers",
+        action="store_true",
+        help="also time torch.compile, Liger-Kernel, FlashAttention and cuDNN",
+    )
     parser.add_argument("--metrics-out", type=Path, metavar="FILE", help=f"default: {DEFAULT_OUT}")
     arguments = cli.parse(parser)
     if arguments.sizes and arguments.seq_len:
         parser.error("--sizes names the sequence lengths: leave --seq-len out")
-    run(cli.resolve(BenchmarkOptions, arguments), arguments.sizes, arguments.operations, arguments.peers)
+    run(
+        cli.resolve(BenchmarkOptions, arguments),
+        arguments.sizes,
+        arguments.operations,
+        arguments.peers,
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""What the kernels are timed with: an operation's inputs and work at a shape, and contenders that take turns."""
+"""What the kernels are timed with: an operation's inputs and work at a shape, and contenders that
+take turns.
+"""
 
 import math
 from collections.abc import Callable
@@ -15,14 +17,18 @@ from tracepage.views.kernel_benchmark import BYTES, FLOPS
 import torch
 from torch import Tensor
 
-ROUNDS, ITERATIONS = 3, 10
-REPLAY_MS, MOST_PASSES = 1.0, 100
+ROUNDS = 3
+ITERATIONS = 10
+REPLAY_MS = 1.0
+MOST_PASSES = 100
 Shape = tuple[ModelConfig, int, int]  # model, B, S
 
 
 @dataclass(frozen=True)
 class Case:
-    """An operation at a shape: its tensors with gradients, other arguments, and what it moves or computes at least."""
+    """An operation at a shape: its tensors with gradients, other arguments, and what it moves or
+    computes at least.
+    """
 
     operation: str
     inputs: tuple[Tensor, ...]
@@ -31,7 +37,9 @@ class Case:
     amount: int
 
     def step(self, function: Callable, separate: bool = False) -> Callable[[], object]:
-        """A forward and backward pass, for gradients that are made here; `separate` inputs are no parts of a fused product."""
+        """A forward and backward pass, for gradients that are made here; `separate` inputs are no
+        parts of a fused product.
+        """
         inputs = [separated(x) for x in self.inputs] if separate else self.inputs
         outputs = function(*inputs, *self.rest)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -40,7 +48,9 @@ class Case:
 
 
 def separated(x: Tensor) -> Tensor:
-    """The same numbers as a product of their own gives them: [..., D], or [B, S, heads, Dh] seen as [B, heads, S, Dh]."""
+    """The same numbers as a product of their own gives them: [..., D], or [B, S, heads, Dh] seen as
+    [B, heads, S, Dh].
+    """
     rows = x.detach() if x.dim() < 4 else x.detach().transpose(1, 2)
     copy = rows.clone(memory_format=torch.contiguous_format)  # Liger writes into some of its inputs
     return (copy if x.dim() < 4 else copy.transpose(1, 2)).requires_grad_()
@@ -49,9 +59,16 @@ def separated(x: Tensor) -> Tensor:
 def case(operation: str, shape: Shape, precision: Precision) -> Case:
     """The operation's inputs and work at a shape; B, S and the model's sizes as in `common.config`."""
     config, batch, length = shape
-    device, dtype, size = precision.device, precision.dtype, precision.dtype.itemsize
-    hidden, ffn, vocabulary, tokens = config.hidden_size, config.intermediate_size, config.vocab_size, batch * length
-    heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    device = precision.device
+    dtype = precision.dtype
+    size = precision.dtype.itemsize
+    hidden = config.hidden_size
+    ffn = config.intermediate_size
+    vocabulary = config.vocab_size
+    tokens = batch * length
+    heads = config.num_attention_heads
+    kv_heads = config.num_key_value_heads
+    head_dim = config.head_dim
 
     def tensor(*sizes: int) -> Tensor:
         return torch.randn(*sizes, device=device, dtype=dtype).requires_grad_()
@@ -67,7 +84,9 @@ def case(operation: str, shape: Shape, precision: Precision) -> Case:
     if operation in ("rms_norm", "add_rms_norm"):
         addends, numbers = (1, 5) if operation == "rms_norm" else (2, 8)
         inputs = *(tensor(batch, length, hidden) for _ in range(addends)), tensor(hidden)
-        return Case(operation, inputs, (config.rms_norm_eps,), BYTES, numbers * tokens * hidden * size)
+        return Case(
+            operation, inputs, (config.rms_norm_eps,), BYTES, numbers * tokens * hidden * size
+        )
     if operation == "swiglu":
         return Case(operation, parts(ffn, ffn), (), BYTES, 8 * tokens * ffn * size)
     if operation == "linear_cross_entropy":
@@ -76,14 +95,20 @@ def case(operation: str, shape: Shape, precision: Precision) -> Case:
         return Case(operation, inputs, (targets,), FLOPS, 3 * 2 * tokens * hidden * vocabulary)
     q, k, v = (by_head(part) for part in parts(hidden, kv_heads * head_dim, kv_heads * head_dim))
     if operation == "apply_rope":
-        tables = tuple(table.to(device) for table in rope_tables(head_dim, length, config.rope_theta))
-        return Case(operation, (q, k), tables, BYTES, 4 * tokens * head_dim * (heads + kv_heads) * size)
+        tables = tuple(
+            table.to(device) for table in rope_tables(head_dim, length, config.rope_theta)
+        )
+        return Case(
+            operation, (q, k), tables, BYTES, 4 * tokens * head_dim * (heads + kv_heads) * size
+        )
     product = 2 * hidden * batch * length * (length + 1) // 2
     return Case(operation, (q, k, v), (), FLOPS, 7 * product)
 
 
 def in_turns(steps: dict[str, Callable], device: torch.device) -> dict[str, list[float]]:
-    """Milliseconds of each call by name, the contenders one after the other in each of ROUNDS rounds."""
+    """Milliseconds of each call by name, the contenders one after the other in each of ROUNDS
+    rounds.
+    """
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(ROUNDS):
         for name, step in steps.items():
@@ -92,8 +117,15 @@ def in_turns(steps: dict[str, Callable], device: torch.device) -> dict[str, list
 
 
 def replayed(steps: dict[str, Callable], device: torch.device) -> dict[str, list[float]]:
-    """Milliseconds of a pass by name, as GPU work alone: each replay's over its passes, of which all contenders have as many."""
-    quickest = min(min(benchmark(devices.capture_graph(step), device, warmup=1, iterations=3)) for step in steps.values())
+    """Milliseconds of a pass by name, as GPU work alone: each replay's over its passes, of which
+    all contenders have as many.
+    """
+    quickest = min(
+        min(benchmark(devices.capture_graph(step), device, warmup=1, iterations=3))
+        for step in steps.values()
+    )
     passes = min(MOST_PASSES, math.ceil(REPLAY_MS / quickest))
-    times = in_turns({name: devices.capture_graph(step, passes) for name, step in steps.items()}, device)
+    times = in_turns(
+        {name: devices.capture_graph(step, passes) for name, step in steps.items()}, device
+    )
     return {name: [one / passes for one in values] for name, values in times.items()}

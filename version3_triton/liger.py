@@ -1,12 +1,15 @@
-"""Liger-Kernel's operations (Hsu et al. 2024, arXiv:2410.10989) with the signatures of ours, for the benchmark of the kernels.
+"""Liger-Kernel's operations (Hsu et al. 2024, arXiv:2410.10989) with the signatures of ours, for
+the benchmark of the kernels.
 
-Each as Liger's patch of transformers' LLaMA calls it. It has no attention of its own. Importing this file needs Liger-Kernel.
+Each as Liger's patch of transformers' LLaMA calls it. It has no attention of its own. Importing
+this file needs Liger-Kernel.
 """
 
 from liger_kernel.transformers import functional
 from torch import Tensor
 
-rms_norm, swiglu = functional.liger_rms_norm, functional.liger_swiglu
+rms_norm = functional.liger_rms_norm
+swiglu = functional.liger_swiglu
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

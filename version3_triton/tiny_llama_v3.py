@@ -1,19 +1,25 @@
-"""Version 3: the operations that memory limits as Triton kernels, with backward passes of their own.
+"""Version 3: the operations that memory limits as Triton kernels, with backward passes of their
+own.
 
 Changes from Version 2:
 
-- Norms, RoPE, attention, SwiGLU and the loss are kernels (`kernels/`, one file each); matrix products stay with the BLAS.
-- A residual addition and the norm after it are one kernel, so a layer hands on what it adds without adding it.
-- The loss computes its gradient in place of the logits, in chunks where there are more than 2^27 logits.
+- Norms, RoPE, attention, SwiGLU and the loss are kernels (`kernels/`, one file each); matrix
+  products stay with the BLAS.
+- A residual addition and the norm after it are one kernel, so a layer hands on what it adds without
+  adding it.
+- The loss computes its gradient in place of the logits, in chunks where there are more than 2^27
+  logits.
 - QKV and gate-up fusion are always on; `--disable-triton-X` gives an operation back to PyTorch.
 
-Without a GPU every operation is PyTorch's, and a line says so; TRITON_INTERPRET=1 runs the kernels on a CPU, slowly.
+Without a GPU every operation is PyTorch's, and a line says so; TRITON_INTERPRET=1 runs the kernels
+on a CPU, slowly.
 
     python tiny_llama_v3.py --use-amp --mode benchmark             # times each kernel instead
 
-Flags that profile: --enable-pytorch-profiler (--profile-dir, --profile-steps, --profile-memory, --profile-operators, --sort-by,
---profile-attention-only, --profile-with-stack, --profile-with-flops), --enable-deepspeed-flops, --enable-all-profiling,
---measure-peak, --time-phases.
+Flags that profile: --enable-pytorch-profiler (--profile-dir, --profile-steps, --profile-memory,
+--profile-operators, --sort-by, --profile-attention-only, --profile-with-stack,
+--profile-with-flops), --enable-deepspeed-flops, --enable-all-profiling, --measure-peak,
+--time-phases.
 """
 
 import sys
@@ -32,13 +38,26 @@ from common.spans import span
 from common.training.capture import Batch, Step
 from common.training.run import Run
 from version3_triton import kernels
-from version3_triton.kernels import add_rms_norm, apply_rope, attention, linear_cross_entropy, rms_norm, swiglu
+from version3_triton.kernels import (
+    add_rms_norm,
+    apply_rope,
+    attention,
+    linear_cross_entropy,
+    rms_norm,
+    swiglu,
+)
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
-SWITCHES = {"triton-norm": True, "triton-rope": True, "triton-attention": True, "triton-swiglu": True, "triton-loss": True}
+SWITCHES = {
+    "triton-norm": True,
+    "triton-rope": True,
+    "triton-attention": True,
+    "triton-swiglu": True,
+    "triton-loss": True,
+}
 
 # Shapes: B batch, S sequence, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
 
@@ -70,7 +89,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
         with span("qkv_projection"):
             q, k, v = self.qkv_proj(x).split(self.sizes, dim=-1)  # [B, S, D], 2 x [B, S, K Dh]
-        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))  # [B, H or K, S, Dh]
+        # [B, H or K, S, Dh]
+        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))
         q, k = apply_rope(q, k, cos, sin)
         with span("attention_core"):
             out = attention(q, k, v)  # [B, H, S, Dh]
@@ -103,8 +123,12 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(config)
 
-    def forward(self, x: Tensor, branch: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual stream and what the layer before adds to it -> the same for the next; all [B, S, D]."""
+    def forward(
+        self, x: Tensor, branch: Tensor | None, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream and what the layer before adds to it -> the same for the next; all
+        [B, S, D].
+        """
         x, normalized = self.input_layernorm(x, branch)
         x, normalized = self.post_attention_layernorm(x, self.self_attn(normalized, cos, sin))
         return x, self.mlp(normalized)
@@ -130,7 +154,8 @@ class TinyLlama(nn.Module):
     @kernels.switchable
     def hidden_states(self, input_ids: Tensor) -> Tensor:  # [B, S] -> [B, S, D]
         with span("embed"):
-            x, branch = self.embed_tokens(input_ids), None
+            x = self.embed_tokens(input_ids)
+            branch = None
         for layer in self.layers:
             x, branch = layer(x, branch, self.cos, self.sin)
         return self.norm(x, branch)[1]
@@ -183,10 +208,13 @@ def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Pre
 def train(options: RunOptions, make_model=make_model, make_step=make_step) -> Run:
     """A whole training run. An exercise or a test may replace how its model or its step is made."""
     with Run(options, "v3") as run:
-        model = run.place(make_model(options))  # on its device and, where there are several processes, wrapped for them
+        # on its device and, where there are several processes, wrapped for them
+        model = run.place(make_model(options))
         optimizer = run.adapt(make_optimizer(model, options))
-        step = run.prepare(make_step(model, optimizer, run.precision))  # gradients checked, warmed up, captured if asked for
-        for number in run.steps():  # ends at --num-steps, at a signal, or where the processes agree to stop
+        # gradients checked, warmed up, captured if asked for
+        step = run.prepare(make_step(model, optimizer, run.precision))
+        # ends at --num-steps, at a signal, or where the processes agree to stop
+        for number in run.steps():
             batch = run.data[number]
             run.clock.mark()  # an event on the GPU, which nothing waits for
             loss = step(batch)
@@ -201,7 +229,9 @@ def main() -> int:
     cli.add_training_flags(parser)
     cli.add_profiling_flags(parser)
     cli.add_switches(parser, SWITCHES)
-    parser.add_argument("--mode", choices=("train", "benchmark"), default="train", help="default: train")
+    parser.add_argument(
+        "--mode", choices=("train", "benchmark"), default="train", help="default: train"
+    )
     arguments = cli.parse(parser)
     options = cli.resolve(RunOptions, arguments, SWITCHES)
     if arguments.mode == "benchmark":

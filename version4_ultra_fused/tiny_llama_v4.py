@@ -1,17 +1,22 @@
-"""Version 4: ultra-fused. A block is a few large operations with a backward pass written by hand, in one captured graph.
+"""Version 4: ultra-fused. A block is a few large operations with a backward pass written by hand,
+in one captured graph.
 
 Changes from Version 3, in two stages, of which `--disable-memory-plan` leaves the first:
 
-- The step is one graph. On sm_90, in 16 bits, epilogues apply SwiGLU, and in small products RoPE and gradients of norms.
-- The memory plan (`memory/memory_plan.py`): AdamW writes bf16 weights for the products, and gradients get buffers of their own.
+- The step is one graph. On sm_90, in 16 bits, epilogues apply SwiGLU, and in small products RoPE
+  and gradients of norms.
+- The memory plan (`memory/memory_plan.py`): AdamW writes bf16 weights for the products, and
+  gradients get buffers of their own.
 
-Without a GPU every operation is PyTorch's, and a line says so; TRITON_INTERPRET=1 runs the kernels on a CPU, slowly.
+Without a GPU every operation is PyTorch's, and a line says so; TRITON_INTERPRET=1 runs the kernels
+on a CPU, slowly.
 
     python tiny_llama_v4.py --use-amp
 
-Flags that profile: --enable-pytorch-profiler (--profile-dir, --profile-steps, --profile-memory, --profile-operators, --sort-by,
---profile-attention-only, --profile-with-stack, --profile-with-flops), --enable-deepspeed-flops, --enable-all-profiling,
---measure-peak, --time-phases.
+Flags that profile: --enable-pytorch-profiler (--profile-dir, --profile-steps, --profile-memory,
+--profile-operators, --sort-by, --profile-attention-only, --profile-with-stack,
+--profile-with-flops), --enable-deepspeed-flops, --enable-all-profiling, --measure-peak,
+--time-phases.
 """
 
 import sys
@@ -44,28 +49,50 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import RMSNorm
 
-CAPTURED, PARALLEL = True, ("ddp", "zero1")  # on a GPU, without --no-capture-step; forms of --parallel
-SWITCHES = {"memory-plan": True, "side-stream": True, "early-update": True, "exact-attention": False, "fa4": False, "fp8": False}
+# on a GPU, without --no-capture-step; forms of --parallel
+CAPTURED = True
+PARALLEL = ("ddp", "zero1")
+SWITCHES = {
+    "memory-plan": True,
+    "side-stream": True,
+    "early-update": True,
+    "exact-attention": False,
+    "fa4": False,
+    "fp8": False,
+}
 SIDE_STREAM_TOKENS = 4096  # most tokens of a batch whose products leave multiprocessors idle
-# Shapes: B batch, S sequence, N = B S tokens, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
+# Shapes: B batch, S sequence, N = B S tokens, D hidden, H heads, K kv heads, Dh head dim, F ffn, V
+# vocabulary.
 
 
 class AttentionFunction(torch.autograd.Function):
-    """x, with `branch` added if there is one, and what attention on its norm adds to that; all [N, D].
+    """x, with `branch` added if there is one, and what attention on its norm adds to that; all [N,
+    D].
 
-    The sum x + branch has one gradient, which is that of x and of branch alike. So only the branch is given it, and x is marked
-    as not differentiable. The first block has no branch, so there x is given the gradient.
+    The sum x + branch has one gradient, which is that of x and of branch alike. So only the branch
+    is given it, and x is marked as not differentiable. The first block has no branch, so there x is
+    given the gradient.
     """
 
     @staticmethod
     def forward(ctx, x, branch, block: "Block", shared: Shared, *weights: Tensor):
-        (norm_weight, qkv, output), plan, attn, dtype = weights, shared.plan, block.self_attn, products_dtype(x)
+        (norm_weight, qkv, output), plan, attn, dtype = (
+            weights,
+            shared.plan,
+            block.self_attn,
+            products_dtype(x),
+        )
         with span("norm"):
-            total, y, norm = kernels.add_norm(x, branch, norm_weight, block.input_layernorm.eps, dtype)
+            total, y, norm = kernels.add_norm(
+                x, branch, norm_weight, block.input_layernorm.eps, dtype
+            )
         with span("attention"):
             packed = kernels.qkv_rope(y, plan.weight(qkv, dtype), shared.rope, attn.rotated)
             attended = CausalAttention(packed, shared.rope, attn.heads, shared.switches)
-            ctx.saved, ctx.weights, ctx.block, ctx.plan = (y, norm, attended), (qkv, output), block, plan
+            ctx.saved = (y, norm, attended)
+            ctx.weights = (qkv, output)
+            ctx.block = block
+            ctx.plan = plan
             with span("output_projection"):
                 return without_gradient(ctx, total), attended.out @ plan.weight(output, dtype).T
 
@@ -73,11 +100,15 @@ class AttentionFunction(torch.autograd.Function):
     @once_differentiable
     @span("attention")
     def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (y, norm, attended), (qkv, output), plan = saved(ctx), ctx.weights, ctx.plan
+        (y, norm, attended) = saved(ctx)
+        (qkv, output) = ctx.weights
+        plan = ctx.plan
         doutput = plan.matrix_gradient(output, dbranch, attended.out)
         dpacked, dots = attended.gradient(dbranch @ plan.weight(output, dbranch.dtype))
         dqkv = plan.matrix_gradient(qkv, dpacked, y)
-        dx, dbranch, dnorm = plan.norm_backward_through_product((dpacked, dots), qkv, dbranch, norm, ctx.needs_input_grad)
+        dx, dbranch, dnorm = plan.norm_backward_through_product(
+            (dpacked, dots), qkv, dbranch, norm, ctx.needs_input_grad
+        )
         plan.block_done(ctx.block)
         return dx, dbranch, None, None, dnorm, dqkv, doutput
 
@@ -89,10 +120,15 @@ class FeedForwardFunction(torch.autograd.Function):
     def forward(ctx, x, branch, block: "Block", shared: Shared, *weights: Tensor):
         (norm_weight, gate_up, down), plan, dtype = weights, shared.plan, products_dtype(x)
         with span("norm"):
-            total, y, norm = kernels.add_norm(x, branch, norm_weight, block.post_attention_layernorm.eps, dtype)
+            total, y, norm = kernels.add_norm(
+                x, branch, norm_weight, block.post_attention_layernorm.eps, dtype
+            )
         with span("mlp"):
-            gates, hidden = kernels.gate_up_swiglu(y, plan.weight(gate_up, dtype))  # [N, 2 F], [N, F]
-            ctx.saved, ctx.weights, ctx.plan = (y, norm, gates, hidden), (gate_up, down), plan
+            # [N, 2 F], [N, F]
+            gates, hidden = kernels.gate_up_swiglu(y, plan.weight(gate_up, dtype))
+            ctx.saved = (y, norm, gates, hidden)
+            ctx.weights = (gate_up, down)
+            ctx.plan = plan
             with span("down"):
                 return without_gradient(ctx, total), hidden @ plan.weight(down, dtype).T
 
@@ -100,18 +136,29 @@ class FeedForwardFunction(torch.autograd.Function):
     @once_differentiable
     @span("mlp")
     def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (y, norm, gates, hidden), (gate_up, down), plan = saved(ctx), ctx.weights, ctx.plan
+        (y, norm, gates, hidden) = saved(ctx)
+        (gate_up, down) = ctx.weights
+        plan = ctx.plan
         ddown = plan.matrix_gradient(down, dbranch, hidden)
-        dgates, dots = kernels.swiglu_backward(dbranch @ plan.weight(down, dbranch.dtype), gates, norm.total)
+        dgates, dots = kernels.swiglu_backward(
+            dbranch @ plan.weight(down, dbranch.dtype), gates, norm.total
+        )
         dgate_up = plan.matrix_gradient(gate_up, dgates, y)
-        dx, dbranch, dnorm = plan.norm_backward_through_product((dgates, dots), gate_up, dbranch, norm, ctx.needs_input_grad)
+        dx, dbranch, dnorm = plan.norm_backward_through_product(
+            (dgates, dots), gate_up, dbranch, norm, ctx.needs_input_grad
+        )
         return dx, dbranch, None, None, dnorm, dgate_up, ddown
 
 
 class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)  # of Q, K and V
+        # of Q, K and V
+        self.heads = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.num_key_value_heads,
+        )
         self.rotated = sum(self.heads[:2]) * config.head_dim  # columns of Q and K
         self.qkv_proj = QKV(config.hidden_size, self.heads, config.head_dim)
         self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
@@ -133,13 +180,24 @@ class Block(nn.Module):
         self.mlp = FeedForward(config)
 
     def forward(self, x: Tensor, branch: Tensor | None, shared: Shared) -> tuple[Tensor, Tensor]:
-        """The residual stream and what the layer before adds to it -> the same for the next; all [N, D]."""
-        fp8 = shared.plan.scales and products_dtype(x) == torch.bfloat16  # there are scales with --enable-fp8
-        attention, feed_forward = fp8_block.FUNCTIONS if fp8 else (AttentionFunction, FeedForwardFunction)
-        norm, attn = self.input_layernorm.weight, self.self_attn
-        x, branch = attention.apply(x, branch, self, shared, norm, attn.qkv_proj.weight, attn.o_proj.weight)
-        norm, mlp = self.post_attention_layernorm.weight, self.mlp
-        return feed_forward.apply(x, branch, self, shared, norm, mlp.gate_up_proj.weight, mlp.down_proj.weight)
+        """The residual stream and what the layer before adds to it -> the same for the next; all
+        [N, D].
+        """
+        # there are scales with --enable-fp8
+        fp8 = shared.plan.scales and products_dtype(x) == torch.bfloat16
+        attention, feed_forward = (
+            fp8_block.FUNCTIONS if fp8 else (AttentionFunction, FeedForwardFunction)
+        )
+        norm = self.input_layernorm.weight
+        attn = self.self_attn
+        x, branch = attention.apply(
+            x, branch, self, shared, norm, attn.qkv_proj.weight, attn.o_proj.weight
+        )
+        norm = self.post_attention_layernorm.weight
+        mlp = self.mlp
+        return feed_forward.apply(
+            x, branch, self, shared, norm, mlp.gate_up_proj.weight, mlp.down_proj.weight
+        )
 
 
 class TinyLlama(nn.Module):
@@ -160,12 +218,14 @@ class TinyLlama(nn.Module):
         self.register_load_state_dict_pre_hook(weights.fuse_on_load)
         self.load_state_dict(weights.initialize(self.baseline_state_dict(), config.initializer_std))
         self.plan = MemoryPlan()  # empty until the optimizer makes buffers
-        self.optimizer_communicates = bool(switches["memory-plan"])  # DistributedDataParallel would find no gradients
+        # DistributedDataParallel would find no gradients
+        self.optimizer_communicates = bool(switches["memory-plan"])
 
     def hidden_states(self, input_ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """[B, S] -> the residual stream and what the last layer adds to it, each [N, D]."""
         with span("embed"):
-            x, branch = ends.embed(self.embed_tokens.weight, input_ids.flatten(), self.plan), None
+            x = ends.embed(self.embed_tokens.weight, input_ids.flatten(), self.plan)
+            branch = None
         shared = Shared.of(self, input_ids.shape[1])
         for layer in self.layers:
             x, branch = layer(x, branch, shared)
@@ -181,7 +241,9 @@ class TinyLlama(nn.Module):
         """Mean cross-entropy in nats; `targets` [B, S] are the tokens that follow, already shifted."""
         x, branch = self.hidden_states(input_ids)
         with span("loss"):
-            return ends.LossFunction.apply(x, branch, targets.flatten(), self, self.norm.weight, self.lm_head.weight)
+            return ends.LossFunction.apply(
+                x, branch, targets.flatten(), self, self.norm.weight, self.lm_head.weight
+            )
 
     def kernel_flops(self, input_ids: Tensor) -> dict[str, int]:
         """FLOPs of the kernels, which counters of operators do not see."""
@@ -195,9 +257,12 @@ class TinyLlama(nn.Module):
 
 
 def make_model(options: Options) -> TinyLlama:
-    plan = options.switches["memory-plan"]  # it works without kernels, so it stays on where `available` finds none
+    # it works without kernels, so it stays on where `available` finds none
+    plan = options.switches["memory-plan"]
     without = {} if plan else {"side-stream": False, "early-update": False}
-    return TinyLlama(options.model, available(fp8_block.checked(options)) | {"memory-plan": plan} | without)
+    return TinyLlama(
+        options.model, available(fp8_block.checked(options)) | {"memory-plan": plan} | without
+    )
 
 
 def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:
@@ -208,13 +273,18 @@ def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:
 
 def use_side_stream(model: TinyLlama, ids: Tensor) -> bool:
     """Where small products leave multiprocessors idle, or collectives wait for other processes."""
-    return ids.is_cuda and bool(model.switches["side-stream"] and (ids.numel() <= SIDE_STREAM_TOKENS or model.plan.communicates))
+    return ids.is_cuda and bool(
+        model.switches["side-stream"]
+        and (ids.numel() <= SIDE_STREAM_TOKENS or model.plan.communicates)
+    )
 
 
 def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
     """A function of a batch: one optimizer step; it returns the loss from before it, on the device."""
     if precision.dtype == torch.float16:
-        raise UsageError("Version 4 does not scale the loss, which float16 needs: leave out --amp-dtype float16")
+        raise UsageError(
+            "Version 4 does not scale the loss, which float16 needs: leave out --amp-dtype float16"
+        )
     if isinstance(optimizer, MasterAdamW):
         optimizer.plan_memory(precision.dtype, early=bool(model.switches["early-update"]))
 
@@ -235,10 +305,13 @@ def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Pre
 def train(options: RunOptions, make_model=make_model, make_step=make_step) -> Run:
     """A whole training run. An exercise or a test may replace how its model or its step is made."""
     with Run(options, "v4", captured=CAPTURED, forms=PARALLEL) as run:
-        model = run.place(make_model(options))  # on its device and, where there are several processes, wrapped for them
+        # on its device and, where there are several processes, wrapped for them
+        model = run.place(make_model(options))
         optimizer = run.adapt(make_optimizer(model, options))
-        step = run.prepare(make_step(model, optimizer, run.precision))  # gradients checked, warmed up, captured if asked for
-        for number in run.steps():  # ends at --num-steps, at a signal, or where the processes agree to stop
+        # gradients checked, warmed up, captured if asked for
+        step = run.prepare(make_step(model, optimizer, run.precision))
+        # ends at --num-steps, at a signal, or where the processes agree to stop
+        for number in run.steps():
             batch = run.data[number]
             run.clock.mark()  # an event on the GPU, which nothing waits for
             loss = step(batch)

@@ -1,6 +1,7 @@
 """What the processes of a job agree about. A process that is alone gets back what it gave.
 
-An optimizer of several processes may hold the state of some parameters only, or a part of each tensor.
+An optimizer of several processes may hold the state of some parameters only, or a part of each
+tensor.
 """
 
 from typing import Any
@@ -16,7 +17,9 @@ def active() -> bool:
 
 
 def lost(error: BaseException) -> bool:
-    """Whether a collective has failed: another process has ended, or has not answered for --distributed-timeout seconds."""
+    """Whether a collective has failed: another process has ended, or has not answered for
+    --distributed-timeout seconds.
+    """
     return active() and (isinstance(error, dist.DistError) or "gloo" in str(error))
 
 
@@ -39,7 +42,9 @@ def mean(tensor: Tensor) -> Tensor:
 
 def anywhere(condition: bool, device: torch.device) -> bool:
     """Whether the condition holds in any process."""
-    return bool(total(torch.tensor(float(condition), device=device))) if active() else bool(condition)
+    return (
+        bool(total(torch.tensor(float(condition), device=device))) if active() else bool(condition)
+    )
 
 
 def gathered(value: Any) -> list:

@@ -1,4 +1,6 @@
-"""Measures the highest rates of this device: matrix product, copy, and the cost of one small operation."""
+"""Measures the highest rates of this device: matrix product, copy, and the cost of one small
+operation.
+"""
 
 from common import device as devices
 from common.precision import Precision
@@ -9,31 +11,45 @@ import torch
 
 
 def measure(device: torch.device, precision: Precision) -> Ceilings:
-    """Times a large square GEMM in the run's precision, a large copy, and an addition of two single numbers.
+    """Times a large square GEMM in the run's precision, a large copy, and an addition of two single
+    numbers.
 
     Returns:
-        flops_per_second: 2 n^3 / time of an n x n x n product (n = 8192 on a GPU, 1024 or in 16 bits 512 on a CPU), of a
-            matrix with one that is stored transposed, as a linear layer's weight is: the fast order where 16 bits are emulated.
-        bytes_per_second: bytes read plus bytes written, over the time of a copy of 1 GiB on a GPU, 128 MiB on a CPU.
-        operation_seconds: time per small operation when many follow each other: what it costs to launch one.
-        precision: of the product: fp32, tf32, bf16 or fp16.
+        flops_per_second: 2 n^3 / time of an n x n x n product (n = 8192 on a GPU, 1024 or in 16
+            bits 512 on a CPU), of a matrix with one that is stored transposed, as a linear layer's
+            weight is: the fast order where 16 bits are emulated.
+        bytes_per_second: bytes read plus bytes written, over the time of a copy of 1 GiB on a GPU,
+        128 MiB on a CPU. operation_seconds: time per small operation when many follow each other:
+        what it costs to launch one. precision: of the product: fp32, tf32, bf16 or fp16.
     """
-    size = 8192 if devices.is_gpu(device) else 1024 if precision.name == "fp32" else 512  # some CPUs emulate 16 bits
+    # some CPUs emulate 16 bits
+    size = 8192 if devices.is_gpu(device) else 1024 if precision.name == "fp32" else 512
     a, b = (torch.randn(size, size, device=device, dtype=precision.dtype) for _ in range(2))
     gemm = summarize(benchmark(lambda: a @ b.T, device, warmup=3, iterations=10))["median"] / 1e3
 
-    source = torch.randn(2**28 if devices.is_gpu(device) else 2**25, device=device)  # 1 GiB or 128 MiB
+    # 1 GiB or 128 MiB
+    source = torch.randn(2**28 if devices.is_gpu(device) else 2**25, device=device)
     target = torch.empty_like(source)
-    copy = summarize(benchmark(lambda: target.copy_(source), device, warmup=2, iterations=10))["median"] / 1e3
+    copy = (
+        summarize(benchmark(lambda: target.copy_(source), device, warmup=2, iterations=10))[
+            "median"
+        ]
+        / 1e3
+    )
 
-    one, repeats = torch.ones(1, device=device), 200
+    one = torch.ones(1, device=device)
+    repeats = 200
 
     def many_small() -> None:
         for _ in range(repeats):
             one.add(one)
 
     small = summarize(benchmark(many_small, device, warmup=2, iterations=10))["median"] / 1e3
-    rounded = devices.is_gpu(device) and precision.name == "fp32" and torch.backends.cuda.matmul.allow_tf32
+    rounded = (
+        devices.is_gpu(device)
+        and precision.name == "fp32"
+        and torch.backends.cuda.matmul.allow_tf32
+    )
     return {
         "flops_per_second": 2 * size**3 / gemm,
         "bytes_per_second": 2 * source.numel() * source.element_size() / copy,

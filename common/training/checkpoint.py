@@ -1,12 +1,15 @@
-"""Saving a trained model, for others to open (`--save-model`) or for the run to go on (`--checkpoint-dir`).
+"""Saving a trained model, for others to open (`--save-model`) or for the run to go on
+(`--checkpoint-dir`).
 
-`save` writes what `transformers.AutoModelForCausalLM` and `AutoTokenizer` open. `Checkpoints` writes a folder such as
-`step-00000100` with all that the next steps depend on. PyTorch's distributed checkpoint stores weights and the optimizer's state
-as safetensors, each under its parameter's name, whichever process holds it. So any number of processes, in any form of
---parallel, can go on from it. The position in the data and the loss scale are JSON. Neither can hold code. Tensors are read into
-the memory that a captured step uses. A step draws no random numbers.
+`save` writes what `transformers.AutoModelForCausalLM` and `AutoTokenizer` open. `Checkpoints`
+writes a folder such as `step-00000100` with all that the next steps depend on. PyTorch's
+distributed checkpoint stores weights and the optimizer's state as safetensors, each under its
+parameter's name, whichever process holds it. So any number of processes, in any form of --parallel,
+can go on from it. The position in the data and the loss scale are JSON. Neither can hold code.
+Tensors are read into the memory that a captured step uses. A step draws no random numbers.
 
-A folder is written under a hidden name and renamed when it is whole: a process that is killed leaves the checkpoint before it.
+A folder is written under a hidden name and renamed when it is whole: a process that is killed
+leaves the checkpoint before it.
 """
 
 import shutil
@@ -38,34 +41,55 @@ from typing_extensions import TypedDict
 
 KEPT = 2  # newest checkpoints
 NAME = "step-" + 8 * "[0-9]"  # of a checkpoint's folder
-BUILDING, POSITION = ".writing", "position.json"
+BUILDING = ".writing"
+POSITION = "position.json"
 
 
 def whole_model(prepared: Prepared) -> dict[str, Tensor]:
     """The weights under Version 1's names, each gathered; all processes must call it."""
     _complete_weights(prepared.optimizer)
     state = weights.baseline_state_dict(prepared.model)
-    return {name: weight.full_tensor() if hasattr(weight, "full_tensor") else weight for name, weight in state.items()}
+    return {
+        name: weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+        for name, weight in state.items()
+    }
 
 
 def save(folder: Path, state: dict[str, Tensor], config: ModelConfig, dataset: Dataset) -> None:
-    """Writes model.safetensors, config.json and, for data that has one, the tokenizer. RunError: that cannot be done.
+    """Writes model.safetensors, config.json and, for data that has one, the tokenizer. RunError:
+    that cannot be done.
 
-    `state` has Version 1's names, of which the tied `lm_head.weight` is left out, as transformers does.
+    `state` has Version 1's names, of which the tied `lm_head.weight` is left out, as transformers
+    does.
     """
-    tensors = {f"model.{name}": value.detach().cpu().contiguous() for name, value in state.items() if name != "lm_head.weight"}
+    tensors = {
+        f"model.{name}": value.detach().cpu().contiguous()
+        for name, value in state.items()
+        if name != "lm_head.weight"
+    }
     with _failure_explained(f"cannot write {folder / 'model.safetensors'}"):
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     llama = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", **config.for_transformers(),
-        "head_dim": config.head_dim, "attention_bias": False, "mlp_bias": False, "bos_token_id": None, "eos_token_id": None,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        **config.for_transformers(),
+        "head_dim": config.head_dim,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
         "torch_dtype": "float32",
-    }  # fmt: skip
+    }
     write_json(folder / "config.json", llama)
-    shutil.copymode(folder / "config.json", folder / "model.safetensors")  # which safetensors lets only its owner read
+    # which safetensors lets only its owner read
+    shutil.copymode(folder / "config.json", folder / "model.safetensors")
     if dataset.tokenizer:
         shutil.copy(dataset.tokenizer, folder / "tokenizer.json")
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+        }
         write_json(folder / "tokenizer_config.json", settings)
 
 
@@ -82,15 +106,21 @@ class Position(TypedDict):
 
 
 def inputs(options: RunOptions, precision: Precision, dataset: Dataset) -> dict[str, Any]:
-    """The inputs beside the checkpoint that fix the next losses, by the names in a message. The learning rate may change."""
+    """The inputs beside the checkpoint that fix the next losses, by the names in a message. The
+    learning rate may change.
+    """
     return {
         "version": options.name,
         **options.model.model_dump(),
         "sequences in a step of all processes": ranks.here().world_size * options.batch_size,
-        "sequence length": options.seq_len, "seed": options.seed,
-        "learning rate schedule": schedule.described(options), "products in FP8": options.switches.get("fp8", False),
-        "data sha256": dataset.sha256, "precision": precision.name, "TF32": options.allow_tf32,
-    }  # fmt: skip
+        "sequence length": options.seq_len,
+        "seed": options.seed,
+        "learning rate schedule": schedule.described(options),
+        "products in FP8": options.switches.get("fp8", False),
+        "data sha256": dataset.sha256,
+        "precision": precision.name,
+        "TF32": options.allow_tf32,
+    }
 
 
 def found(folder: Path) -> list[Path]:
@@ -104,18 +134,21 @@ class Checkpoints:
     def __init__(self, options: RunOptions, precision: Precision, dataset: Dataset) -> None:
         """Finds the newest one for --resume.
 
-        UsageError: the folder cannot be written to, or holds a checkpoint without --resume; or the checkpoint is of a run with
-        other inputs, or of the last step.
+        UsageError: the folder cannot be written to, or holds a checkpoint without --resume; or the
+        checkpoint is of a run with other inputs, or of the last step.
         """
         assert options.checkpoint_dir
         self.folder = writable_folder(options.checkpoint_dir, "--checkpoint-dir")
-        self.precision, self.inputs = precision, inputs(options, precision, dataset)
+        self.precision = precision
+        self.inputs = inputs(options, precision, dataset)
         self.source = next(reversed(found(self.folder)), None)
         self.steps_before = 0
         self.scaler: dict[str, Any] = {}
         if self.source and not options.resume:
             there = f"--checkpoint-dir: {self.source} is there"
-            raise UsageError(f"{there}: go on from it with --resume, or name another folder", shared=True)
+            raise UsageError(
+                f"{there}: go on from it with --resume, or name another folder", shared=True
+            )
         if self.source:
             self._take(self.source, options.num_steps)
             print(f"going on from {self.source}")
@@ -124,36 +157,65 @@ class Checkpoints:
 
     def _take(self, source: Path, num_steps: int) -> None:
         position = files.read(source / POSITION, Position)
-        changed = {name: value for name, value in self.inputs.items() if position["inputs"].get(name) != value}
-        if differing := [f"{name} ({position['inputs'].get(name)}, now {value})" for name, value in changed.items()]:
-            raise UsageError(f"--resume: {source} is of a run with another {', '.join(differing)}; give the same", shared=True)
+        changed = {
+            name: value
+            for name, value in self.inputs.items()
+            if position["inputs"].get(name) != value
+        }
+        if differing := [
+            f"{name} ({position['inputs'].get(name)}, now {value})"
+            for name, value in changed.items()
+        ]:
+            raise UsageError(
+                f"--resume: {source} is of a run with another {', '.join(differing)}; give the same",
+                shared=True,
+            )
         if position["step"] >= num_steps:
-            raise UsageError(f"--resume: {source} leaves nothing to train: raise --num-steps (now {num_steps})", shared=True)
-        self.steps_before, self.scaler = position["step"], position["scaler"]
+            raise UsageError(
+                f"--resume: {source} leaves nothing to train: raise --num-steps (now {num_steps})",
+                shared=True,
+            )
+        self.steps_before = position["step"]
+        self.scaler = position["scaler"]
 
     def load(self, prepared: Prepared) -> None:
-        """Takes what is to be saved, and reads it from the checkpoint to go on from, if any. RunError: it cannot be read."""
+        """Takes what is to be saved, and reads it from the checkpoint to go on from, if any.
+        RunError: it cannot be read.
+        """
         self.prepared = prepared
         if not self.source:
             return
         with _failure_explained(f"cannot read {self.source}"):
-            states, reader = whole_states(prepared.optimizer), dcp.HuggingFaceStorageReader(str(self.source))
-            dcp.load(_tensors(prepared, states), storage_reader=reader, no_dist=not agreement.active())
+            states = whole_states(prepared.optimizer)
+            reader = dcp.HuggingFaceStorageReader(str(self.source))
+            dcp.load(
+                _tensors(prepared, states), storage_reader=reader, no_dist=not agreement.active()
+            )
         if hasattr(prepared.optimizer, "take_states"):
             prepared.optimizer.take_states(states)
-        prepared.model.load_state_dict(prepared.model.state_dict())  # what a model or optimizer derives from the weights
+        # what a model or optimizer derives from the weights
+        prepared.model.load_state_dict(prepared.model.state_dict())
         if self.scaler:
             self.precision.scaler.load_state_dict(self.scaler)
 
     def save(self, finished: int) -> None:
-        """Writes the state after these steps, and removes all but the KEPT newest checkpoints. RunError: it cannot be written."""
-        main, target, building = ranks.here().main_process, self.folder / f"step-{finished:08d}", self.folder / BUILDING
+        """Writes the state after these steps, and removes all but the KEPT newest checkpoints.
+        RunError: it cannot be written.
+        """
+        main = ranks.here().main_process
+        target = self.folder / f"step-{finished:08d}"
+        building = self.folder / BUILDING
         with _failure_explained(f"cannot write {target}"):
             if main:
                 shutil.rmtree(building, ignore_errors=True)  # of a process that was killed
                 building.mkdir()
                 scaler = self.precision.scaler.state_dict()
-                position = Position(schema="tiny-llama-checkpoint/2", step=finished, inputs=self.inputs, scaler=scaler)
+                position = Position(
+                    schema="tiny-llama-checkpoint/2",
+                    step=finished,
+                    inputs=self.inputs,
+                    scaler=scaler,
+                )
                 write_json(building / POSITION, position)
             agreement.wait_for_all()
             _complete_weights(self.prepared.optimizer)
@@ -174,15 +236,23 @@ def _complete_weights(optimizer: torch.optim.Optimizer) -> None:
 
 
 def whole_states(optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, Tensor]]:
-    """The state of each parameter, with tensors that are whole or know their place in the whole; all processes must call it.
+    """The state of each parameter, with tensors that are whole or know their place in the whole;
+    all processes must call it.
 
-    An optimizer that shares out single tensors has methods for that: `whole_states`, `take_states` and `gather_weights`.
+    An optimizer that shares out single tensors has methods for that: `whole_states`, `take_states`
+    and `gather_weights`.
     """
-    return optimizer.whole_states() if hasattr(optimizer, "whole_states") else agreement.states(optimizer)
+    return (
+        optimizer.whole_states()
+        if hasattr(optimizer, "whole_states")
+        else agreement.states(optimizer)
+    )
 
 
 def _tensors(prepared: Prepared, states: dict[Tensor, dict[str, Tensor]]) -> dict[str, Tensor]:
-    """By name: the weights and the optimizer's states, not copied. One that several parameters share has the first's name."""
+    """By name: the weights and the optimizer's states, not copied. One that several parameters
+    share has the first's name.
+    """
     tensors: dict[str, Tensor] = {}
     for name, parameter in prepared.model.named_parameters():
         tensors[f"weight.{name}"] = parameter.detach()
@@ -195,8 +265,13 @@ def _tensors(prepared: Prepared, states: dict[Tensor, dict[str, Tensor]]) -> dic
 def _failure_explained(what: str) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # it says so of every run in one process
+            # it says so of every run in one process
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
             yield
     except (CheckpointException, SafetensorError, OSError) as error:
-        reason = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+        reason = (
+            next(iter(error.failures.values()))[0]
+            if isinstance(error, CheckpointException)
+            else error
+        )
         raise RunError(f"{what}: {first_line(reason, type(reason).__name__)}") from error

@@ -5,9 +5,10 @@
            arXiv:1910.02054, stage 1), so the moments of AdamW are stored once in the whole job
     fsdp   fully_shard: also weights and gradients are stored once; a block's weights are gathered before they are used
 
-The processes agree about everything that one of them could decide alone: the loss that is shown (the mean over all sequences), a
-signal that ends the run, a gradient that is missing. They do so between steps, at `Meetings` about a second apart, so no measured
-step has a collective that training does not need. Mixed precision is the same autocast in every form, so all compute the same
+The processes agree about everything that one of them could decide alone: the loss that is shown
+(the mean over all sequences), a signal that ends the run, a gradient that is missing. They do so
+between steps, at `Meetings` about a second apart, so no measured step has a collective that
+training does not need. Mixed precision is the same autocast in every form, so all compute the same
 numbers; fully_shard gathers the float32 weights, twice the bytes of weights in bf16.
 """
 
@@ -34,7 +35,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 PERIOD = 1.0  # seconds between two meetings, about
-PATIENCE = 5.0  # seconds after a signal, from which on the record is written without waiting for the device
+# seconds after a signal, from which on the record is written without waiting for the device
+PATIENCE = 5.0
 ROUNDING = 1e-3  # of a gradient's sum, relative to that of its absolute values
 
 
@@ -42,53 +44,77 @@ ROUNDING = 1e-3  # of a gradient's sum, relative to that of its absolute values
 
 
 def form(options: RunOptions, forms: Sequence[str] = ranks.FORMS) -> str | None:
-    """The form asked for, or the first that the version supports; None for one process. UsageError: another flag forbids it."""
+    """The form asked for, or the first that the version supports; None for one process. UsageError:
+    another flag forbids it.
+    """
     if ranks.here().world_size == 1 and not options.parallel:
         return None
     chosen = options.parallel or forms[0]
     if chosen not in forms:
         raise UsageError(f"this script takes --parallel {' or '.join(forms)}")
-    if chosen == "fsdp" and (options.capture_step or options.switches.get("torch-compile") or options.enable_deepspeed_flops):
+    if chosen == "fsdp" and (
+        options.capture_step
+        or options.switches.get("torch-compile")
+        or options.enable_deepspeed_flops
+    ):
         refused = "--capture-step, --enable-torch-compile and --enable-deepspeed-flops"
-        raise UsageError(f"--parallel fsdp gathers weights in each step: leave {refused} out, or take ddp or zero1")
+        raise UsageError(
+            f"--parallel fsdp gathers weights in each step: leave {refused} out, or take ddp or zero1"
+        )
     return chosen
 
 
 def start(device: torch.device, timeout: float, captured: bool = False) -> None:
-    """Starts the process group: NCCL (RCCL) with one GPU a process, or gloo; `captured`: its collectives will be.
+    """Starts the process group: NCCL (RCCL) with one GPU a process, or gloo; `captured`: its
+    collectives will be.
 
-    A process waits `timeout` seconds for another. UsageError: there are more processes than GPUs. RunError: they do not meet.
+    A process waits `timeout` seconds for another. UsageError: there are more processes than GPUs.
+    RunError: they do not meet.
     """
     here = ranks.here()
     place: dict[str, Any] = {}
     if devices.is_gpu(device):
         if here.local_rank >= torch.cuda.device_count():
-            raise UsageError(f"this node has {torch.cuda.device_count()} GPUs: lower --nproc-per-node to one process a GPU")
+            raise UsageError(
+                f"this node has {torch.cuda.device_count()} GPUs: lower --nproc-per-node to one process a GPU"
+            )
         torch.cuda.set_device(here.local_rank)
         place = {"device_id": torch.device("cuda", here.local_rank)}
-        if captured:  # PyTorch's notes on CUDA graphs: NCCL's errors may not be polled during a capture
+        # PyTorch's notes on CUDA graphs: NCCL's errors may not be polled during a capture
+        if captured:
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     try:
         with signals.immediate():
-            dist.init_process_group("nccl" if place else "gloo", timeout=timedelta(seconds=timeout), **place)
+            dist.init_process_group(
+                "nccl" if place else "gloo", timeout=timedelta(seconds=timeout), **place
+            )
     except RuntimeError as error:
-        raise RunError(f"the processes have not met within {timeout} s (--distributed-timeout): {first_line(error)}") from error
+        raise RunError(
+            f"the processes have not met within {timeout} s (--distributed-timeout): {first_line(error)}"
+        ) from error
     ranks.gloo_started = not place
 
 
 @contextlib.contextmanager
 def joined(options: RunOptions, device: torch.device) -> Iterator[None]:
-    """Starts the group, and ends it after a run without an error: others may wait for a process that had one.
+    """Starts the group, and ends it after a run without an error: others may wait for a process
+    that had one.
 
     Within it, only the first process prints.
     """
     with contextlib.ExitStack() as stack:
         if not ranks.here().main_process:
-            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+            stack.enter_context(
+                contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w")))
+            )
         start(device, options.distributed_timeout, bool(options.capture_step))
-        batch, world_size = options.batch_size, ranks.here().world_size
+        batch = options.batch_size
+        world_size = ranks.here().world_size
         processes = f"{options.parallel} on {world_size} processes ({dist.get_backend()})"
-        print(f"{processes}: batch {world_size} x {batch} = {world_size * batch} sequences a step", flush=True)
+        print(
+            f"{processes}: batch {world_size} x {batch} = {world_size * batch} sequences a step",
+            flush=True,
+        )
         yield
         dist.destroy_process_group()
 
@@ -114,10 +140,13 @@ class Replica:
         from torch.nn.parallel import DistributedDataParallel
 
         known = inspect.signature(DistributedDataParallel).parameters
-        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # PyTorch before 2.13
+        # PyTorch before 2.13
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         options: dict[str, Any] = {buffers: False}
         self.model = model
-        self.parallel = DistributedDataParallel(Loss(model), gradient_as_bucket_view=True, **options)
+        self.parallel = DistributedDataParallel(
+            Loss(model), gradient_as_bucket_view=True, **options
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -127,11 +156,12 @@ class Replica:
 
 
 def parallel_model(model: Model, form: str) -> Model:
-    """The model in the form that a training step calls; fully_shard changes it in place. Called before the optimizer is made.
+    """The model in the form that a training step calls; fully_shard changes it in place. Called
+    before the optimizer is made.
 
     Args:
-        model: on the process's device, with `layers`, its blocks, and `loss`. It stays as it is if its attribute
-            `optimizer_communicates` is true.
+        model: on the process's device, with `layers`, its blocks, and `loss`. It stays as it is if
+            its attribute `optimizer_communicates` is true.
         form: of `ranks.FORMS`.
     """
     if getattr(model, "optimizer_communicates", False):
@@ -148,7 +178,8 @@ def parallel_model(model: Model, form: str) -> Model:
 
 
 def parallel_optimizer(optimizer: Optimizer, form: str) -> Optimizer:
-    """The optimizer, not stepped yet, in a form that stores its state once in the whole job if `form` is zero1.
+    """The optimizer, not stepped yet, in a form that stores its state once in the whole job if
+    `form` is zero1.
 
     An optimizer with a method `communicate` averages gradients over all processes itself.
     """
@@ -161,14 +192,19 @@ def parallel_optimizer(optimizer: Optimizer, form: str) -> Optimizer:
 
     known = inspect.signature(type(optimizer)).parameters
     defaults = {name: value for name, value in optimizer.defaults.items() if name in known}
-    shared = ZeroRedundancyOptimizer(optimizer.param_groups, type(optimizer), parameters_as_bucket_view=True, **defaults)
+    shared = ZeroRedundancyOptimizer(
+        optimizer.param_groups, type(optimizer), parameters_as_bucket_view=True, **defaults
+    )
     return cast(Optimizer, shared)
 
 
 def equal(tensors: list[Tensor]) -> bool:
     """Whether all processes have the same tensors, but for rounding."""
-    sums = torch.stack([torch.stack([tensor.double().sum(), tensor.double().abs().sum()]) for tensor in tensors])
-    least, most = sums.clone(), sums.clone()
+    sums = torch.stack(
+        [torch.stack([tensor.double().sum(), tensor.double().abs().sum()]) for tensor in tensors]
+    )
+    least = sums.clone()
+    most = sums.clone()
     dist.all_reduce(least, dist.ReduceOp.MIN)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     return bool(((most - least).amax(1) <= ROUNDING * most[:, 1]).all())
@@ -184,8 +220,11 @@ class Meetings:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.next = device, 1
-        self.last, self.seconds = (0, time.monotonic()), float("inf")  # step and time of the last meeting, and since then a step
+        self.device = device
+        self.next = 1
+        # step and time of the last meeting, and since then a step
+        self.last = (0, time.monotonic())
+        self.seconds = float("inf")
 
     def agree(self, finished: int, signal: int) -> int:
         """The number of a signal (0: none) for all processes alike, after this many steps."""
@@ -193,7 +232,8 @@ class Meetings:
             return 0
         agreed = torch.tensor([signal, self.seconds], device=self.device)
         dist.all_reduce(agreed, dist.ReduceOp.MAX)
-        signal, seconds = agreed.tolist()  # waits for the device, so the time below is that of finished steps
+        # waits for the device, so the time below is that of finished steps
+        signal, seconds = agreed.tolist()
         step, since = self.last
         self.next = finished + max(1, int(PERIOD / seconds))
         self.last = finished, time.monotonic()
@@ -202,12 +242,14 @@ class Meetings:
 
     @contextlib.contextmanager
     def watched(self, keep: Callable[[], None], timeout: float, captured: bool) -> Iterator[None]:
-        """Calls `keep` from a thread where the main one waits for a device, in which no handler of a signal can run.
+        """Calls `keep` from a thread where the main one waits for a device, in which no handler of
+        a signal can run.
 
-        That is PATIENCE seconds after a signal. A captured step also ends the process after `timeout` seconds without a meeting:
-        nothing in NCCL watches the collectives of a graph.
+        That is PATIENCE seconds after a signal. A captured step also ends the process after
+        `timeout` seconds without a meeting: nothing in NCCL watches the collectives of a graph.
         """
-        ended, (told, teller) = threading.Event(), socket.socketpair()
+        ended = threading.Event()
+        (told, teller) = socket.socketpair()
         teller.setblocking(False)
         told.settimeout(PERIOD)
 

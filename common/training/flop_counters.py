@@ -1,14 +1,18 @@
-"""Three counts of the same FLOPs: by formula, by PyTorch's FlopCounterMode, by DeepSpeed's profiler.
+"""Three counts of the same FLOPs: by formula, by PyTorch's FlopCounterMode, by DeepSpeed's
+profiler.
 
-The formula is the reference (`tracepage.cost.flops`). FlopCounterMode watches the operators that run, forward and
-backward: the matrix products, and fused attention by a formula that takes all S x S pairs, as an eager model computes them, and
-in the backward pass the scores a second time, as such a kernel computes them. DeepSpeed patches `torch` functions by name and
-watches one forward pass, attention with all S x S pairs too. Its count adds functions such as silu (not methods such as
-`x.softmax()`), and its backward is twice its forward by rule. None of the three counts norms or rotary embedding.
+The formula is the reference (`tracepage.cost.flops`). FlopCounterMode watches the operators that
+run, forward and backward: the matrix products, and fused attention by a formula that takes all S x
+S pairs, as an eager model computes them, and in the backward pass the scores a second time, as such
+a kernel computes them. DeepSpeed patches `torch` functions by name and watches one forward pass,
+attention with all S x S pairs too. Its count adds functions such as silu (not methods such as
+`x.softmax()`), and its backward is twice its forward by rule. None of the three counts norms or
+rotary embedding.
 
-Neither counter sees into a Triton kernel. A model gives the FLOPs of its kernels itself, by formula, in
-`kernel_flops(input_ids) -> {"forward": ..., "backward": ...}`, and both counts include them. A loss that computes its gradients
-in the forward pass counts there for FlopCounterMode; the pass that DeepSpeed watches needs no gradients.
+Neither counter sees into a Triton kernel. A model gives the FLOPs of its kernels itself, by
+formula, in `kernel_flops(input_ids) -> {"forward": ..., "backward": ...}`, and both counts include
+them. A loss that computes its gradients in the forward pass counts there for FlopCounterMode; the
+pass that DeepSpeed watches needs no gradients.
 """
 
 import contextlib
@@ -35,8 +39,11 @@ from torch import Tensor, nn
 MODEL_PROFILE = "model_profile.txt"
 
 
-def count(model: nn.Module, batch: tuple[Tensor, Tensor], folder: Path) -> dict[str, dict[str, int]]:
-    """FLOPs of forward and backward by counter, for one batch; DeepSpeed writes its report into `folder`, module by module.
+def count(
+    model: nn.Module, batch: tuple[Tensor, Tensor], folder: Path
+) -> dict[str, dict[str, int]]:
+    """FLOPs of forward and backward by counter, for one batch; DeepSpeed writes its report into
+    `folder`, module by module.
 
     A counter that is not installed is left out.
     """
@@ -46,7 +53,9 @@ def count(model: nn.Module, batch: tuple[Tensor, Tensor], folder: Path) -> dict[
 
 
 def counted_by_torch(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, int]:
-    """FLOPs of forward and backward for one batch: those that FlopCounterMode sees, and those of kernels."""
+    """FLOPs of forward and backward for one batch: those that FlopCounterMode sees, and those of
+    kernels.
+    """
     from torch.utils.flop_counter import FlopCounterMode  # it imports triton
 
     unseen = _kernel_flops(model, batch)
@@ -59,13 +68,18 @@ def counted_by_torch(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str
     return {"forward": forward + unseen["forward"], "backward": backward + unseen["backward"]}
 
 
-def counted_by_deepspeed(model: nn.Module, batch: tuple[Tensor, Tensor], profile_file: Path) -> dict[str, int] | None:
-    """DeepSpeed's forward count and that of kernels, and its per-module report in `profile_file`; None where it is not installed.
+def counted_by_deepspeed(
+    model: nn.Module, batch: tuple[Tensor, Tensor], profile_file: Path
+) -> dict[str, int] | None:
+    """DeepSpeed's forward count and that of kernels, and its per-module report in `profile_file`;
+    None where it is not installed.
 
-    Everything that DeepSpeed prints goes to stderr: its log would otherwise stand in the middle of stdout.
+    Everything that DeepSpeed prints goes to stderr: its log would otherwise stand in the middle of
+    stdout.
     """
     if next(model.parameters()).device.type == "cpu":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or a long warning says that no GPU was found
+        # or a long warning says that no GPU was found
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if not importlib.util.find_spec("deepspeed"):
         return None
     with contextlib.redirect_stdout(sys.stderr):
@@ -77,7 +91,9 @@ def counted_by_deepspeed(model: nn.Module, batch: tuple[Tensor, Tensor], profile
         try:
             profiler.model(*batch)
             counted = int(profiler.get_total_flops()) + _kernel_flops(model, batch)["forward"]
-            profiler.print_model_profile(module_depth=-1, top_modules=3, detailed=True, output_file=str(profile_file))
+            profiler.print_model_profile(
+                module_depth=-1, top_modules=3, detailed=True, output_file=str(profile_file)
+            )
         finally:
             profiler.end_profile()
             model.requires_grad_(True)
@@ -90,20 +106,29 @@ def _kernel_flops(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, i
 
 
 def _attention(query: torch.Size, key: torch.Size, *rest, **options) -> int:
-    """Scores and weighted sum: two products of [S, Dh] with [Dh, S] for each of the B H heads; query [B, H, S, Dh]."""
+    """Scores and weighted sum: two products of [S, Dh] with [Dh, S] for each of the B H heads;
+    query [B, H, S, Dh].
+    """
     return 2 * 2 * math.prod(query) * key[-2]
 
 
-def _attention_backward(gradient: torch.Size, query: torch.Size, key: torch.Size, *rest, **options) -> int:
+def _attention_backward(
+    gradient: torch.Size, query: torch.Size, key: torch.Size, *rest, **options
+) -> int:
     """The scores again, and the gradients of weights, values, queries and keys: five such products."""
     return 5 * 2 * math.prod(query) * key[-2]
 
 
-# The same formulas as FlopCounterMode's own, given to it so that all devices and releases count alike: before 2.15 PyTorch has
-# none for the CPU's kernel, and counts nothing for it.
+# The same formulas as FlopCounterMode's own, given to it so that all devices and releases count
+# alike: before 2.15 PyTorch has none for the CPU's kernel, and counts nothing for it.
 _ATTENTION = {
     getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}{suffix}"): formula
-    for kernel in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+    for kernel in (
+        "flash_attention",
+        "flash_attention_for_cpu",
+        "efficient_attention",
+        "cudnn_attention",
+    )
     for suffix, formula in (("", _attention), ("_backward", _attention_backward))
 }
 
@@ -112,25 +137,36 @@ def write(folder: Path, counted: dict[str, dict[str, int]], run: TimedRun) -> li
     """Writes both files into `folder`; `counted` are FLOPs of forward and backward by counter
     (`count`).
     """
-    config, training = ModelConfig(**run["model"]), run["training"]
+    config = ModelConfig(**run["model"])
+    training = run["training"]
     shape = (config, training["batch_size"], training["sequence_length"])
     formulas = {
         flop_counts.REFERENCE: flops.training_step(*shape),
         flop_counts.EXECUTED: flops.training_step(*shape, causal=False),
     }
     counts = [
-        {"counter": counter, "forward": own["forward"], "backward": own["backward"], "step": own["forward"] + own["backward"]}
+        {
+            "counter": counter,
+            "forward": own["forward"],
+            "backward": own["backward"],
+            "step": own["forward"] + own["backward"],
+        }
         for counter, own in (formulas | counted).items()
     ]
     parts = {"causal": flops.forward(*shape), "full": flops.forward(*shape, causal=False)}
-    profile = cast(FlopCounts, {"schema": files.schema_of(FlopCounts), "counts": counts, "parts": parts, "run": run})
+    profile = cast(
+        FlopCounts,
+        {"schema": files.schema_of(FlopCounts), "counts": counts, "parts": parts, "run": run},
+    )
     result = flop_counts.report(profile)
     result.json("flops_profile", profile)
     return result.write(folder, "flops", ("json", "csv"), "--flops-dir")
 
 
 def add_work(path: Path, profile: Path) -> None:
-    """Adds FLOPs and bytes of a mean step to flops_profile.json, from a profile of the run, unless it kept attention only."""
+    """Adds FLOPs and bytes of a mean step to flops_profile.json, from a profile of the run, unless
+    it kept attention only.
+    """
     content = step_profile.read(profile)
     if not content["attention_only"]:
         work = [cast(Work, point._asdict()) for point in roofline.from_profile(content)]

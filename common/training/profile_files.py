@@ -1,4 +1,6 @@
-"""The files of a profiled run, made from the traces that the profiler exported, with the events that plain TensorBoard shows."""
+"""The files of a profiled run, made from the traces that the profiler exported, with the events
+that plain TensorBoard shows.
+"""
 
 import shutil
 import sys
@@ -21,19 +23,22 @@ MEMORY_PAGE = """<!doctype html>
 
 
 def write(path: Path, content: dict[str, Any]) -> list[Path]:
-    """Writes a profile, TensorBoard's events, run.html and, with memory, memory_timeline.html from the trace that the profile
-    names, beside it.
+    """Writes a profile, TensorBoard's events, run.html and, with memory, memory_timeline.html from
+    the trace that the profile names, beside it.
 
     Args:
-        path: of the profile, profile_STAMP.json.
-        content: what the trace does not tell: `run`, `trace`, `attention_only` and, where they were counted, `operator_flops`.
+        path: of the profile, profile_STAMP.json. content: what the trace does not tell: `run`,
+        `trace`, `attention_only` and, where they were counted, `operator_flops`.
 
-    RunError: a trace cannot be read, or a file cannot be written; then TensorBoard's folder is removed.
+    RunError: a trace cannot be read, or a file cannot be written; then TensorBoard's folder is
+    removed.
     """
-    folder, stamp = path.parent, path.stem.removeprefix("profile_")
+    folder = path.parent
+    stamp = path.stem.removeprefix("profile_")
     exported = folder / content["trace"]
     try:
-        trace, eager = graph_replays.load(exported), graph_replays.eager_path(exported)
+        trace = graph_replays.load(exported)
+        eager = graph_replays.eager_path(exported)
         for note in trace.notes:
             print(f"note: {note}", file=sys.stderr)
         tables = chrome_trace.profile_tables(trace, content["attention_only"])
@@ -54,9 +59,14 @@ def write(path: Path, content: dict[str, Any]) -> list[Path]:
 
 
 def write_events(folder: Path, run: TimedRun) -> Path:
-    """Writes one event file into `folder`, which is a run of its own for TensorBoard: loss, step time and tokens/s by step."""
-    training, losses, times = run["training"], run["loss"]["all"], run["step_ms"]["all"]
-    tokens = run_record.processes(run) * training["batch_size"] * training["sequence_length"]  # of all processes
+    """Writes one event file into `folder`, which is a run of its own for TensorBoard: loss, step
+    time and tokens/s by step.
+    """
+    training = run["training"]
+    losses = run["loss"]["all"]
+    times = run["step_ms"]["all"]
+    # of all processes
+    tokens = run_record.processes(run) * training["batch_size"] * training["sequence_length"]
     first = training.get("first_step", 1)  # above 1 in a run that went on from a checkpoint
     with SummaryWriter(str(folder)) as writer:
         for step, (loss, milliseconds) in enumerate(zip(losses, times, strict=True), start=first):

@@ -1,11 +1,12 @@
 """Profiles the last steps of a run, and writes their trace.
 
-`torch.profiler` records the operators of a few steps with their shapes, and writes a Chrome trace (`trace_<stamp>.json`, for
-https://ui.perfetto.dev or chrome://tracing). `common.training.profile_files` makes the other files from it. Of several
-processes each writes its trace (`trace_rank1_<stamp>.json`).
+`torch.profiler` records the operators of a few steps with their shapes, and writes a Chrome trace
+(`trace_<stamp>.json`, for https://ui.perfetto.dev or chrome://tracing).
+`common.training.profile_files` makes the other files from it. Of several processes each writes its
+trace (`trace_rank1_<stamp>.json`).
 
-Of captured steps there is also a trace of one eager step (`eager_trace_<stamp>.json`), from which the kernels of the graph get
-their spans and operators.
+Of captured steps there is also a trace of one eager step (`eager_trace_<stamp>.json`), from which
+the kernels of the graph get their spans and operators.
 """
 
 import os
@@ -24,22 +25,29 @@ from tracepage.files import writable_folder
 
 import torch
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch 2.12 and later print two lines of noise per profile
+# torch 2.12 and later print two lines of noise per profile
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 
 def exported(profile: torch.profiler.profile, path: Path) -> None:
-    """Writes the Chrome trace, first under a plain name: the profiler puts its name into the JSON as it is, with quotes."""
+    """Writes the Chrome trace, first under a plain name: the profiler puts its name into the JSON
+    as it is, with quotes.
+    """
     with tempfile.TemporaryDirectory() as folder:
         profile.export_chrome_trace(f"{folder}/trace.json")
         shutil.move(f"{folder}/trace.json", path)
 
 
 def trace(step: Callable[[], object], path: Path, active: int = 1) -> None:
-    """Writes the Chrome trace of `active` calls of a step, after one in which the profiler warms up."""
+    """Writes the Chrome trace of `active` calls of a step, after one in which the profiler warms
+    up.
+    """
     with torch.profiler.profile(
-        record_shapes=True, acc_events=True, schedule=torch.profiler.schedule(wait=0, warmup=1, active=active, repeat=1),
+        record_shapes=True,
+        acc_events=True,
+        schedule=torch.profiler.schedule(wait=0, warmup=1, active=active, repeat=1),
         on_trace_ready=lambda profile: exported(profile, path),
-    ) as profile:  # fmt: skip
+    ) as profile:
         for _ in range(1 + active):
             step()
             if torch.cuda.is_initialized():
@@ -48,12 +56,17 @@ def trace(step: Callable[[], object], path: Path, active: int = 1) -> None:
 
 
 class Profiler:
-    """Profiles the last steps of a run: call `step` after each, `stop` after the last, `export` when the record is written."""
+    """Profiles the last steps of a run: call `step` after each, `stop` after the last, `export`
+    when the record is written.
+    """
 
     def __init__(self, options: RunOptions, device: torch.device) -> None:
-        self.options, self.folder = options, writable_folder(options.profile_dir, "--profile-dir")
-        stamp = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}_{os.getpid()}"  # UTC: the newest has the last name
-        self.stamp, self.rank = agreement.gathered(stamp)[0], ranks.here().rank
+        self.options = options
+        self.folder = writable_folder(options.profile_dir, "--profile-dir")
+        # UTC: the newest has the last name
+        stamp = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}_{os.getpid()}"
+        self.stamp = agreement.gathered(stamp)[0]
+        self.rank = ranks.here().rank
         rank = f"rank{self.rank}_" if self.rank else ""
         self.trace_path = self.folder / f"trace_{rank}{self.stamp}.json"
         self.profile_path = self.folder / f"profile_{self.stamp}.json"
@@ -65,14 +78,18 @@ class Profiler:
         self.profile = torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU, *gpu],
             schedule=torch.profiler.schedule(
-                wait=options.num_steps - self.active - self.warmup, warmup=self.warmup, active=self.active, repeat=1
+                wait=options.num_steps - self.active - self.warmup,
+                warmup=self.warmup,
+                active=self.active,
+                repeat=1,
             ),
             on_trace_ready=self._recorded,
             record_shapes=True,
             profile_memory=options.profile_memory,
             with_stack=options.profile_with_stack,
             with_flops=options.profile_with_flops,
-            acc_events=True,  # or torch 2.11 warns that one cycle forgets the one before; there is only one
+            # or torch 2.11 warns that one cycle forgets the one before; there is only one
+            acc_events=True,
         )
 
     def start(self) -> None:
@@ -82,7 +99,9 @@ class Profiler:
         spans.recording = self.slow_steps(1) > 0
 
     def record_eager(self, step: Callable[[], object]) -> None:
-        """Profiles one eager step, from which the kernels of its captured form get their spans and operators."""
+        """Profiles one eager step, from which the kernels of its captured form get their spans and
+        operators.
+        """
         spans.recording = True
         trace(step, self.eager_path)
         spans.recording = False
@@ -99,19 +118,24 @@ class Profiler:
             self.profile.stop()
 
     def _recorded(self, profile: torch.profiler.profile) -> None:
-        self.recorded = True  # `export` writes it: that takes seconds, in which the steps are not yet in any file
+        # `export` writes it: that takes seconds, in which the steps are not yet in any file
+        self.recorded = True
 
     def slow_steps(self, finished: int) -> int:
         """How many of the finished steps ran while the profiler watched, its own warm-up included."""
         return max(0, finished - (self.options.num_steps - self.active - self.warmup))
 
     def export(self) -> None:
-        """Writes the Chrome trace, after `stop`; of several processes, returns when each has written its own."""
+        """Writes the Chrome trace, after `stop`; of several processes, returns when each has
+        written its own.
+        """
         exported(self.profile, self.trace_path)
         agreement.wait_for_all()
 
     def operator_flops(self) -> dict[str, float]:
-        """FLOPs of the profiled steps by operator; of Python's calls, which with_stack adds to the events, there are none."""
+        """FLOPs of the profiled steps by operator; of Python's calls, which with_stack adds to the
+        events, there are none.
+        """
         counted: Counter[str] = Counter()
         for event in self.profile.events():
             counted[event.name] += event.flops or 0

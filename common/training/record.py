@@ -27,17 +27,24 @@ OPTIONAL = {"triton": "needed from Version 3 on", "deepspeed": "its FLOP count i
 
 
 def header(
-    schema: str, device: torch.device | None, precision: str | None = None, tf32: bool | None = None,
+    schema: str,
+    device: torch.device | None,
+    precision: str | None = None,
+    tf32: bool | None = None,
     model: ModelConfig | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """The keys with which the JSON file of every measurement begins; a precision, TF32 or model that is None has none.
+) -> dict[str, Any]:
+    """The keys with which the JSON file of every measurement begins; a precision, TF32 or model
+    that is None has none.
 
     Where only another process knows the device, `device` and `environment` are None.
     """
     result: dict[str, Any] = {
-        "schema": schema, "command": shlex.join(sys.argv), "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "device": device and devices.describe(device), "environment": device and devices.environment(),
-    }  # fmt: skip
+        "schema": schema,
+        "command": shlex.join(sys.argv),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "device": device and devices.describe(device),
+        "environment": device and devices.environment(),
+    }
     if model:
         result["model"] = model.model_dump()
     if precision:
@@ -51,8 +58,12 @@ def name(version: ModuleType) -> str:
 
 
 def settings(model: nn.Module, options: Options) -> dict[str, bool | str]:
-    """How the switches of a version stand, by the model that was made, and whether its step was captured."""
-    switches = {name.replace("-", "_"): value for name, value in getattr(model, "switches", {}).items()}
+    """How the switches of a version stand, by the model that was made, and whether its step was
+    captured.
+    """
+    switches = {
+        name.replace("-", "_"): value for name, value in getattr(model, "switches", {}).items()
+    }
     own: dict[str, bool | str] = {"capture_step": True} if options.capture_step else {}
     if options.checkpoint_activations != "none":
         own["checkpoint_activations"] = options.checkpoint_activations
@@ -60,28 +71,47 @@ def settings(model: nn.Module, options: Options) -> dict[str, bool | str]:
 
 
 def build(run: Any, outcome: Any) -> RunRecord | TimedRun:
-    """Everything that was measured of a `Run`, up to an `Outcome`, and everything that is needed to measure it again.
+    """Everything that was measured of a `Run`, up to an `Outcome`, and everything that is needed to
+    measure it again.
 
-    Steps under the profiler do not count in the step time, unless there are no others. Tokens per second are those of all
-    processes together; FLOPs, MFU, memory and step times are those of one GPU, the first process's.
+    Steps under the profiler do not count in the step time, unless there are no others. Tokens per
+    second are those of all processes together; FLOPs, MFU, memory and step times are those of one
+    GPU, the first process's.
     """
-    options, model = run.options, run.model
+    options = run.options
+    model = run.model
     profiled = run.profiler.slow_steps(len(outcome.step_ms)) if run.profiler else 0
     counted = flops.training_step(options.model, options.batch_size, options.seq_len)
     world_size = ranks.here().world_size
-    first = header(run_record.SCHEMA, run.device, run.precision.name, options.allow_tf32, options.model)
-    facts = cast(run_record.Run, first | {
-        "status": outcome.status, "version": options.name,
-        "training": {
-            "preset": options.preset, "batch_size": options.batch_size, "sequence_length": options.seq_len,
-            "num_steps": options.num_steps, "first_step": run.steps_before + 1, "warmup_steps": options.warmup_steps,
-            "learning_rate": options.learning_rate, "lr_schedule": schedule.described(options), "seed": options.seed,
-            "world_size": world_size, "parallel": options.parallel,
+    first = header(
+        run_record.SCHEMA, run.device, run.precision.name, options.allow_tf32, options.model
+    )
+    facts = cast(
+        run_record.Run,
+        first
+        | {
+            "status": outcome.status,
+            "version": options.name,
+            "training": {
+                "preset": options.preset,
+                "batch_size": options.batch_size,
+                "sequence_length": options.seq_len,
+                "num_steps": options.num_steps,
+                "first_step": run.steps_before + 1,
+                "warmup_steps": options.warmup_steps,
+                "learning_rate": options.learning_rate,
+                "lr_schedule": schedule.described(options),
+                "seed": options.seed,
+                "world_size": world_size,
+                "parallel": options.parallel,
+            },
+            "settings": settings(model, options),
+            "data": run.dataset.describe(),
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "flops_per_step": counted,
+            "ceilings": run.ceilings,
         },
-        "settings": settings(model, options), "data": run.dataset.describe(),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "flops_per_step": counted, "ceilings": run.ceilings,
-    })  # fmt: skip
+    )
     step_ms = outcome.step_ms
     loss: run_record.Loss = {"uniform": math.log(options.model.vocab_size), "all": outcome.losses}
     if outcome.own_from is not None and (own := len(outcome.losses) - outcome.own_from):
@@ -92,7 +122,9 @@ def build(run: Any, outcome: Any) -> RunRecord | TimedRun:
     times = cast(Summary, summarize(step_ms[: len(step_ms) - profiled] or step_ms))
     seconds = times["median"] / 1e3
     units = facts["device"].get("multiprocessors")
-    peak = peaks.flops_per_second(facts["device"]["name"], run.precision.name, options.allow_tf32, units)
+    peak = peaks.flops_per_second(
+        facts["device"]["name"], run.precision.name, options.allow_tf32, units
+    )
     rate = counted["total"] / seconds
     return {
         **facts,
@@ -102,18 +134,30 @@ def build(run: Any, outcome: Any) -> RunRecord | TimedRun:
         "tokens_per_second": world_size * options.batch_size * options.seq_len / seconds,
         "samples_per_second": world_size * options.batch_size / seconds,
         "flops_per_second": rate,
-        "mfu": {"utilization": rate / peak, "peak_flops_per_second": peak, "peak_source": "data sheet"} if peak else None,
+        "mfu": {
+            "utilization": rate / peak,
+            "peak_flops_per_second": peak,
+            "peak_source": "data sheet",
+        }
+        if peak
+        else None,
     }
 
 
 def print_setup(device: torch.device, dataset: Dataset) -> None:
     """Prints one line a fact."""
-    versions, described = devices.environment(), devices.describe(device)
-    runtime = next((f"{name} {versions[name]}" for name in ("cuda", "hip") if versions[name]), "CPU build")
+    versions = devices.environment()
+    described = devices.describe(device)
+    runtime = next(
+        (f"{name} {versions[name]}" for name in ("cuda", "hip") if versions[name]), "CPU build"
+    )
     facts = {
         "python": f"{versions['python']}, {versions['platform']}",
         "torch": f"{versions['torch']} ({runtime})",
-        **{name: "yes" if importlib.util.find_spec(name) else f"not installed: {lost}" for name, lost in OPTIONAL.items()},
+        **{
+            name: "yes" if importlib.util.find_spec(name) else f"not installed: {lost}"
+            for name, lost in OPTIONAL.items()
+        },
         "device": f"{described['name']} ({described['kind']})",
         "data": f"{dataset.name}, {len(dataset.tokens):,} tokens, sha256 {dataset.sha256[:12]}",
     }

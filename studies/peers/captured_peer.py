@@ -1,12 +1,14 @@
-"""A LLaMA fused by hand with PyTorch alone, made for torch.compile and a captured step: `captured` and `captured-bf16`.
+"""A LLaMA fused by hand with PyTorch alone, made for torch.compile and a captured step: `captured`
+and `captured-bf16`.
 
-It holds no kernel of its own, only PyTorch's fastest operations: one product for Q, K and V and one for gate and up,
-`F.rms_norm`, `scaled_dot_product_attention`, and `F.linear_cross_entropy` where PyTorch has it. torch.compile fuses the rest. The
-residual stream stays in fp32. So does the embedding that is looked up, because PyTorch's kernel for its bf16 gradient cannot be
-captured.
+It holds no kernel of its own, only PyTorch's fastest operations: one product for Q, K and V and one
+for gate and up, `F.rms_norm`, `scaled_dot_product_attention`, and `F.linear_cross_entropy` where
+PyTorch has it. torch.compile fuses the rest. The residual stream stays in fp32. So does the
+embedding that is looked up, because PyTorch's kernel for its bf16 gradient cannot be captured.
 
-`captured` runs under autocast, which casts each fp32 weight in each step. For `captured-bf16` the parameters are masters: every
-matrix product reads a working copy in bf16, which `CompiledAdamW` writes beside its fp32 master.
+`captured` runs under autocast, which casts each fp32 weight in each step. For `captured-bf16` the
+parameters are masters: every matrix product reads a working copy in bf16, which `CompiledAdamW`
+writes beside its fp32 master.
 """
 
 from common import device as devices
@@ -19,7 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Shapes: B batch, S sequence, N = B S tokens, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
+# Shapes: B batch, S sequence, N = B S tokens, D hidden, H heads, K kv heads, Dh head dim, F ffn, V
+# vocabulary.
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -27,7 +30,9 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     if hasattr(F, "linear_cross_entropy"):
         return F.linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten())
     logits = F.linear(x, weight).flatten(0, 1)  # [B S, V]
-    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())
+    return F.cross_entropy(
+        logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten()
+    )
 
 
 class Linear(nn.Linear):
@@ -56,7 +61,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
         q, k, v = self.qkv_proj(x).split(self.sizes, dim=-1)  # [B, S, D], 2 x [B, S, K Dh]
-        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))  # [B, H or K, S, Dh]
+        # [B, H or K, S, Dh]
+        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))
         q, k = ((t * cos + rotate_half(t) * sin).to(t.dtype) for t in (q, k))  # rounded once
         return self.o_proj(attention(q, k, v).transpose(1, 2).flatten(2))  # [B, S, D]
 
@@ -87,7 +93,9 @@ class Block(nn.Module):
 
 
 class TinyLlama(nn.Module):
-    """Decoder-only language model with tied input and output embeddings; Version 1's weights load into it."""
+    """Decoder-only language model with tied input and output embeddings; Version 1's weights load
+    into it.
+    """
 
     cos: Tensor  # [S_max, Dh]
     sin: Tensor
@@ -106,7 +114,8 @@ class TinyLlama(nn.Module):
         self.register_load_state_dict_pre_hook(weights.fuse_on_load)
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:  # [B, S] -> [B, S, D]
-        x, length = self.embed_tokens(input_ids), input_ids.shape[1]
+        x = self.embed_tokens(input_ids)
+        length = input_ids.shape[1]
         for layer in self.layers:
             x = layer(x, self.cos[:length], self.sin[:length])
         return self.norm(x)
@@ -123,12 +132,16 @@ class TinyLlama(nn.Module):
         return weights.baseline_state_dict(self)
 
 
-# A master, its working copy or None, its first and second moment, and its gradients: of the copy, of the master, or of both.
+# A master, its working copy or None, its first and second moment, and its gradients: of the copy,
+# of the master, or of both.
 Row = tuple[Tensor, Tensor | None, Tensor, Tensor, list[Tensor]]
 
 
-def adamw(rows: list[Row], steps: Tensor, rate: Tensor, numbers: tuple[float, float, float, float]) -> None:
-    """One AdamW update in place (Loshchilov and Hutter 2019, arXiv:1711.05101), which also writes the working copies.
+def adamw(
+    rows: list[Row], steps: Tensor, rate: Tensor, numbers: tuple[float, float, float, float]
+) -> None:
+    """One AdamW update in place (Loshchilov and Hutter 2019, arXiv:1711.05101), which also writes
+    the working copies.
 
     Args:
         steps: updates made before this one, on the device; counted up here.
@@ -137,7 +150,8 @@ def adamw(rows: list[Row], steps: Tensor, rate: Tensor, numbers: tuple[float, fl
     """
     beta1, beta2, eps, decay = numbers
     steps.add_(1)
-    correction1, correction2 = 1 - beta1**steps, 1 - beta2**steps
+    correction1 = 1 - beta1**steps
+    correction2 = 1 - beta2**steps
     for master, working, exp_avg, exp_avg_sq, gradients in rows:
         gradient = gradients[0].to(master.dtype)
         for other in gradients[1:]:
@@ -151,23 +165,32 @@ def adamw(rows: list[Row], steps: Tensor, rate: Tensor, numbers: tuple[float, fl
 
 
 class CompiledAdamW(torch.optim.Optimizer):
-    """AdamW over all tensors of a TinyLlama in one torch.compile. UsageError: torch.compile does not work here.
+    """AdamW over all tensors of a TinyLlama in one torch.compile. UsageError: torch.compile does
+    not work here.
 
-    It makes the working copies (of `dtype`) of the model's matrices and keeps them up to date; load weights before it is made.
+    It makes the working copies (of `dtype`) of the model's matrices and keeps them up to date; load
+    weights before it is made.
     """
 
     def __init__(self, model: TinyLlama, dtype: torch.dtype, lr: float, compiled: bool) -> None:
         # the other numbers are torch.optim.AdamW's
-        super().__init__(model.parameters(), dict(lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, capturable=True))
+        super().__init__(
+            model.parameters(),
+            dict(lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, capturable=True),
+        )
         self.working = {}  # parameter: its copy
         for module in model.modules():
             if isinstance(module, Linear):
                 module.working = module.weight.detach().to(dtype, copy=True).requires_grad_()
                 self.working[module.weight] = module.working
         device = model.embed_tokens.weight.device
-        self.steps, self.rate = (torch.zeros((), device=device) for _ in range(2))  # on the device, for a captured step
+        # on the device, for a captured step
+        self.steps, self.rate = (torch.zeros((), device=device) for _ in range(2))
         for parameter in model.parameters():
-            moments = {name: torch.zeros_like(parameter, requires_grad=False) for name in ("exp_avg", "exp_avg_sq")}
+            moments = {
+                name: torch.zeros_like(parameter, requires_grad=False)
+                for name in ("exp_avg", "exp_avg_sq")
+            }
             self.state[parameter] = {"step": self.steps, **moments}
         self.update = devices.compiled(adamw, device, compiled)
 
@@ -176,12 +199,21 @@ class CompiledAdamW(torch.optim.Optimizer):
         (group,) = self.param_groups
         rows = []
         for parameter in group["params"]:
-            copy, state = self.working.get(parameter), self.state[parameter]
-            gradients = [leaf.grad for leaf in (copy, parameter) if leaf is not None and leaf.grad is not None]
+            copy = self.working.get(parameter)
+            state = self.state[parameter]
+            gradients = [
+                leaf.grad
+                for leaf in (copy, parameter)
+                if leaf is not None and leaf.grad is not None
+            ]
             copy = None if copy is None else copy.detach()
-            rows.append((parameter.detach(), copy, state["exp_avg"], state["exp_avg_sq"], gradients))
+            rows.append(
+                (parameter.detach(), copy, state["exp_avg"], state["exp_avg_sq"], gradients)
+            )
         self.rate.fill_(group["lr"])
-        self.update(rows, self.steps, self.rate, (*group["betas"], group["eps"], group["weight_decay"]))
+        self.update(
+            rows, self.steps, self.rate, (*group["betas"], group["eps"], group["weight_decay"])
+        )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops all gradients, those of the working copies too."""

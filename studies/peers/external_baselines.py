@@ -1,4 +1,5 @@
-"""External baselines: transformers' LLaMA, compiled or with Liger's kernels, and a LLaMA that is fused by hand.
+"""External baselines: transformers' LLaMA, compiled or with Liger's kernels, and a LLaMA that is
+fused by hand.
 
     hf              transformers.LlamaForCausalLM, eager, with attention by scaled_dot_product_attention
     hf-compile      its forward pass and loss in one torch.compile, in the default mode
@@ -7,16 +8,20 @@
     captured        the model of `captured_peer` in one torch.compile, with PyTorch's fused AdamW, and its step captured (GPU)
     captured-bf16   the same with bf16 weights over fp32 masters, and an AdamW by torch.compile that writes both (GPU)
 
-A baseline is used like a version: it starts from Version 1's weights, in fp32, and is trained with AdamW and autocast. These
-choices keep transformers from doing extra work:
+A baseline is used like a version: it starts from Version 1's weights, in fp32, and is trained with
+AdamW and autocast. These choices keep transformers from doing extra work:
 
-- `forward(labels=targets, shift_labels=targets)` asks for the model's own loss of targets that are already shifted.
-- There is no key/value cache, no padding mask, no hidden states or attention weights returned, no dropout.
-- Attention: the function behind `attn_implementation="sdpa"`, under another name. Under the name "sdpa", transformers 5.23 looks
-  in each step for several documents in one row, which waits for the GPU, and compiled code always builds the [B, 1, S, S] mask,
-  with which PyTorch cannot use its flash kernel. For a name without a mask function transformers builds no mask, and the same
+- `forward(labels=targets, shift_labels=targets)` asks for the model's own loss of targets that are
+  already shifted.
+- There is no key/value cache, no padding mask, no hidden states or attention weights returned, no
+  dropout.
+- Attention: the function behind `attn_implementation="sdpa"`, under another name. Under the name
+  "sdpa", transformers 5.23 looks in each step for several documents in one row, which waits for the
+  GPU, and compiled code always builds the [B, 1, S, S] mask, with which PyTorch cannot use its
+  flash kernel. For a name without a mask function transformers builds no mask, and the same
   function then asks for causal attention.
-- Liger replaces names inside transformers' module for the whole process, so each model needs a process of its own.
+- Liger replaces names inside transformers' module for the whole process, so each model needs a
+  process of its own.
 """
 
 import importlib.util
@@ -36,9 +41,13 @@ from tracepage.errors import UsageError
 import torch
 from torch import Tensor, nn
 
-# Module to import: what installs it, without a torch or triton that would replace the one that is there.
+# Module to import: what installs it, without a torch or triton that would replace the one that is
+# there.
 TRANSFORMERS = {"transformers": "pip install 'transformers>=4.53'"}
-LIGER = {"liger_kernel": "pip install --no-deps liger-kernel", "triton": "a GPU build of PyTorch, which brings triton"}
+LIGER = {
+    "liger_kernel": "pip install --no-deps liger-kernel",
+    "triton": "a GPU build of PyTorch, which brings triton",
+}
 
 
 class TinyLlama(nn.Module):
@@ -64,7 +73,10 @@ class TinyLlama(nn.Module):
 
     def baseline_state_dict(self) -> dict[str, Tensor]:
         """The weights under Version 1's names."""
-        return {name.removeprefix("llama.").removeprefix("model."): weight for name, weight in self.state_dict().items()}
+        return {
+            name.removeprefix("llama.").removeprefix("model."): weight
+            for name, weight in self.state_dict().items()
+        }
 
 
 def rename_on_load(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_) -> None:
@@ -83,12 +95,20 @@ class Peer:
     packages: dict[str, str] = field(default_factory=dict)
     compiled: bool = False
     liger: bool = False
-    CAPTURED: bool = False  # as in a version: the model of `captured_peer`, whose step is captured unless asked otherwise
-    working: torch.dtype | None = None  # of the weights that products read beside fp32 masters; None: they read the masters
+    # as in a version: the model of `captured_peer`, whose step is captured unless asked otherwise
+    CAPTURED: bool = False
+    # of the weights that products read beside fp32 masters; None: they read the masters
+    working: torch.dtype | None = None
 
     def check(self, device: torch.device, amp_dtype: torch.dtype | None) -> None:
-        """Raises UsageError if the baseline cannot run here, or not in this precision (`precision.amp_dtype`)."""
-        missing = [install for module, install in self.packages.items() if importlib.util.find_spec(module) is None]
+        """Raises UsageError if the baseline cannot run here, or not in this precision
+        (`precision.amp_dtype`).
+        """
+        missing = [
+            install
+            for module, install in self.packages.items()
+            if importlib.util.find_spec(module) is None
+        ]
         if missing:
             raise UsageError(f"{self.name} needs what is not installed here: {'; '.join(missing)}")
         if (self.liger or self.CAPTURED) and not devices.is_gpu(device):
@@ -105,18 +125,24 @@ class Peer:
         if self.liger:
             from liger_kernel.transformers import apply_liger_kernel_to_llama
 
-            apply_liger_kernel_to_llama(model=model.llama, fused_linear_cross_entropy=not self.compiled)
+            apply_liger_kernel_to_llama(
+                model=model.llama, fused_linear_cross_entropy=not self.compiled
+            )
         return model
 
     def make_optimizer(self, model: nn.Module, options: Options) -> torch.optim.Optimizer:
         if self.working:
             assert isinstance(model, captured_peer.TinyLlama)
-            return captured_peer.CompiledAdamW(model, self.working, options.learning_rate, self.compiled)
+            return captured_peer.CompiledAdamW(
+                model, self.working, options.learning_rate, self.compiled
+            )
         fused = self.CAPTURED or (self.liger and self.compiled)
         return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, fused=fused)
 
     def make_step(self, model: Any, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
-        """A function of a batch: one optimizer step as in Version 1, with the loss compiled if `compiled`."""
+        """A function of a batch: one optimizer step as in Version 1, with the loss compiled if
+        `compiled`.
+        """
         loss_of = devices.compiled(model.loss, precision.device, self.compiled)
 
         def step(batch: Batch) -> Tensor:

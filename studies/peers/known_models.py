@@ -1,8 +1,10 @@
-"""The models that a study can measure: the versions in their folders, variants of them, and the external baselines.
+"""The models that a study can measure: the versions in their folders, variants of them, and the
+external baselines.
 
-A name is that of a version (`v2`) or of an external baseline (`hf`). An end can follow it: `-compile` runs a version with
-torch.compile, `-fp8` one with products in FP8, and `-captured` runs a model's whole step as one graph (the last two: GPU only).
-`v4-no-early-update` is Version 4 without one of its switches.
+A name is that of a version (`v2`) or of an external baseline (`hf`). An end can follow it:
+`-compile` runs a version with torch.compile, `-fp8` one with products in FP8, and `-captured` runs
+a model's whole step as one graph (the last two: GPU only). `v4-no-early-update` is Version 4
+without one of its switches.
 """
 
 from argparse import Namespace
@@ -17,7 +19,9 @@ from studies import version_files
 from studies.peers import external_baselines
 from tracepage.errors import UsageError
 
-COMPILED, FP8, CAPTURED = "-compile", "-fp8", "-captured"
+COMPILED = "-compile"
+FP8 = "-fp8"
+CAPTURED = "-captured"
 WITHOUT = "-no-"
 
 
@@ -31,14 +35,19 @@ class Model(NamedTuple):
 
     def load(self) -> Any:
         """The version's module, or the baseline, which has the functions of one."""
-        return version_files.load(self.path) if self.path else external_baselines.PEERS[self.name.removesuffix(CAPTURED)]
+        return (
+            version_files.load(self.path)
+            if self.path
+            else external_baselines.PEERS[self.name.removesuffix(CAPTURED)]
+        )
 
 
 def find(root: Path = ROOT) -> dict[str, Model]:
-    """The models by name: the versions in the folders of `root`, of which the first is the baseline, their variants, and the
-    external baselines.
+    """The models by name: the versions in the folders of `root`, of which the first is the
+    baseline, their variants, and the external baselines.
     """
-    found, without = [], []
+    found = []
+    without = []
     eager = []  # those that are captured only when asked to be
     for path in sorted(root.glob("version*_*/tiny_llama_v*.py")):
         version = version_files.load(path)
@@ -49,7 +58,11 @@ def find(root: Path = ROOT) -> dict[str, Model]:
             if switch in switches:
                 own.append(Model(name + end, path, (f"--enable-{switch}",)))
         found += own
-        without += [Model(name + WITHOUT + switch, path, (f"--disable-{switch}",)) for switch, on in switches.items() if on]
+        without += [
+            Model(name + WITHOUT + switch, path, (f"--disable-{switch}",))
+            for switch, on in switches.items()
+            if on
+        ]
         eager += [] if getattr(version, "CAPTURED", False) else own
     peers = external_baselines.PEERS
     found += map(Model, peers)
@@ -63,7 +76,8 @@ def available(options: Namespace, known: dict[str, Model]) -> list[str]:
 
     A line says why each other model cannot.
     """
-    device, names = devices.select(options.device), []
+    device = devices.select(options.device)
+    names = []
     for name, model in known.items():
         if model.captured or name.endswith(FP8) or WITHOUT in name:
             continue

@@ -23,30 +23,59 @@ print(device.peak_memory(torch.device("cpu"))["peak_mib"])
 """
 
 
-def test_each_text_is_encoded_by_itself_in_a_process_without_pytorch_and_profiler(tmp_path, monkeypatch):
-    """A module named torch that cannot be imported stands first on its path; the loader would name the profiler on stderr."""
+def test_each_text_is_encoded_by_itself_in_a_process_without_pytorch_and_profiler(
+    tmp_path, monkeypatch
+):
+    """A module named torch that cannot be imported stands first on its path; the loader would name
+    the profiler on stderr.
+    """
     (tmp_path / "torch.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), PATHS]))
     monkeypatch.setenv("LD_PRELOAD", "/nowhere/profiler.so")
     seen, real = [], subprocess.run
-    monkeypatch.setattr(bpe.subprocess, "run", lambda *args, **kwargs: seen.append(real(*args, **kwargs)) or seen[-1])
+    monkeypatch.setattr(
+        bpe.subprocess,
+        "run",
+        lambda *args, **kwargs: seen.append(real(*args, **kwargs)) or seen[-1],
+    )
     (tmp_path / "out").mkdir()
     bpe.build(TEXTS, 260, tmp_path / "out")
-    assert seen[0].stderr == b"" and {path.name for path in (tmp_path / "out").iterdir()} == {"tokenizer.json", "tokens.npy"}
-    tokenizer, tokens = Tokenizer.from_file(str(tmp_path / "out/tokenizer.json")), np.load(tmp_path / "out/tokens.npy")
-    assert tokens.dtype == np.uint32 and tokens.tolist() == [token for text in TEXTS for token in tokenizer.encode(text).ids]
-    assert tokenizer.decode(tokens.tolist()) == "".join(TEXTS) and tokenizer.token_to_id("ab") is not None
+    assert seen[0].stderr == b"" and {path.name for path in (tmp_path / "out").iterdir()} == {
+        "tokenizer.json",
+        "tokens.npy",
+    }
+    tokenizer, tokens = (
+        Tokenizer.from_file(str(tmp_path / "out/tokenizer.json")),
+        np.load(tmp_path / "out/tokens.npy"),
+    )
+    assert tokens.dtype == np.uint32 and tokens.tolist() == [
+        token for text in TEXTS for token in tokenizer.encode(text).ids
+    ]
+    assert (
+        tokenizer.decode(tokens.tolist()) == "".join(TEXTS)
+        and tokenizer.token_to_id("ab") is not None
+    )
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: elsewhere the peak includes what was before")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="needs Linux: elsewhere the peak includes what was before"
+)
 def test_the_memory_of_a_run_is_the_same_with_and_without_a_cache(tmp_path):
     words = random.Random(0).choices([f"{number:x}" for number in range(200_000)], k=500_000)
     (tmp_path / "text.txt").write_text(" ".join(words))
-    environment = os.environ | {"PYTHONPATH": PATHS, "XDG_CACHE_HOME": str(tmp_path / "cache"), "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {
+        "PYTHONPATH": PATHS,
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
 
     def peak() -> float:
         command = [sys.executable, "-c", PEAK, str(tmp_path / "text.txt")]
-        return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=900).stdout)
+        return float(
+            subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=True, timeout=900
+            ).stdout
+        )
 
     assert peak() == pytest.approx(peak(), rel=0.05)
 

@@ -44,7 +44,9 @@ def test_bad_flags_end_in_one_line_and_exit_code_2(flags, message, capsys):
 
 
 def test_numbers_of_flags():
-    assert [cli.positive(text) for text in ("1", "0007")] == [1, 7] and cli.positive_list("1, 2,3") == [1, 2, 3]
+    assert [cli.positive(text) for text in ("1", "0007")] == [1, 7] and cli.positive_list(
+        "1, 2,3"
+    ) == [1, 2, 3]
     assert [cli.amount(text) for text in ("0", "1e-3", "2.5")] == [0, 1e-3, 2.5]
     for text in ("0", "", "-1", "1.5"):
         with pytest.raises(argparse.ArgumentTypeError):
@@ -59,16 +61,32 @@ def test_flags_reach_the_configuration():
     training = "--batch-size 2 --seq-len 32 --num-steps 5 --learning-rate 1e-2 --seed 9"
     options = parsed(*flags.split(), *training.split())
     model = options.model
-    assert (model.hidden_size, model.num_attention_heads, model.num_key_value_heads, model.num_layers) == (64, 4, 2, 1)
+    assert (
+        model.hidden_size,
+        model.num_attention_heads,
+        model.num_key_value_heads,
+        model.num_layers,
+    ) == (64, 4, 2, 1)
     assert (model.intermediate_size, model.vocab_size) == (96, 300)
-    assert (options.batch_size, options.seq_len, options.num_steps, options.learning_rate, options.seed) == (2, 32, 5, 0.01, 9)
+    assert (
+        options.batch_size,
+        options.seq_len,
+        options.num_steps,
+        options.learning_rate,
+        options.seed,
+    ) == (2, 32, 5, 0.01, 9)
     with pytest.raises(FrozenInstanceError):
         options.seed = 1
 
 
 def test_each_profiling_flag_turns_the_profiler_on():
     assert not parsed().enable_pytorch_profiler
-    for flags in (("--profile-dir", "x"), ("--profile-memory",), ("--sort-by", "count"), ("--enable-all-profiling",)):
+    for flags in (
+        ("--profile-dir", "x"),
+        ("--profile-memory",),
+        ("--sort-by", "count"),
+        ("--enable-all-profiling",),
+    ):
         assert parsed(*flags).enable_pytorch_profiler, flags
 
 
@@ -88,11 +106,16 @@ CHOICES = [
     (["--enable-all-fusion"], ON),
     (["--disable-all-fusion", "--enable-qkv-fusion"], OFF | {"qkv-fusion": True}),
     (["--disable-flash-attention", "--enable-all-fusion"], ON | {"flash-attention": False}),
-    (["--enable-torch-compile", "--torch-compile-mode", "max-autotune"], SWITCHES | {"torch-compile": "max-autotune"}),
+    (
+        ["--enable-torch-compile", "--torch-compile-mode", "max-autotune"],
+        SWITCHES | {"torch-compile": "max-autotune"},
+    ),
 ]
 
 
-@pytest.mark.parametrize(("flags", "expected"), CHOICES, ids=[" ".join(flags) for flags, _ in CHOICES])
+@pytest.mark.parametrize(
+    ("flags", "expected"), CHOICES, ids=[" ".join(flags) for flags, _ in CHOICES]
+)
 def test_one_switch_wins_over_all_of_them_over_the_defaults(monkeypatch, flags, expected):
     monkeypatch.delenv("PYTORCH_FALLBACK_ATTENTION", raising=False)
     assert switches(*flags) == expected
@@ -100,21 +123,35 @@ def test_one_switch_wins_over_all_of_them_over_the_defaults(monkeypatch, flags, 
 
 @pytest.mark.parametrize("name", ["fp8", "fa4", "exact-attention"])
 def test_all_fusion_leaves_alone_what_fuses_nothing(name):
-    assert switches("--enable-all-fusion", defaults={"qkv-fusion": False, name: False}) == {"qkv-fusion": True, name: False}
+    assert switches("--enable-all-fusion", defaults={"qkv-fusion": False, name: False}) == {
+        "qkv-fusion": True,
+        name: False,
+    }
 
 
 def test_the_environment_keeps_flash_attention_off(monkeypatch):
     monkeypatch.setenv("PYTORCH_FALLBACK_ATTENTION", "1")
-    assert switches("--enable-flash-attention", "--enable-all-fusion") == ON | {"flash-attention": False}
+    assert switches("--enable-flash-attention", "--enable-all-fusion") == ON | {
+        "flash-attention": False
+    }
 
 
 # ----------------------------------------------------------------------------------------------------------- exit codes
 
 
-@pytest.mark.parametrize("error, code", [
-    (KeyboardInterrupt(), 130), (signals.Stopped(15), 143), (signals.Stopped(1), 129), (BrokenPipeError(), 141),
-    (OSError(28, "No space"), 1), (PermissionError(13, "Permission denied", "x"), 2), (RunError("x"), 1), (UsageError("x"), 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "error, code",
+    [
+        (KeyboardInterrupt(), 130),
+        (signals.Stopped(15), 143),
+        (signals.Stopped(1), 129),
+        (BrokenPipeError(), 141),
+        (OSError(28, "No space"), 1),
+        (PermissionError(13, "Permission denied", "x"), 2),
+        (RunError("x"), 1),
+        (UsageError("x"), 2),
+    ],
+)
 def test_exit_codes(error, code):
     def main() -> None:
         raise error

@@ -1,4 +1,6 @@
-"""Training data is the same for the same seed, is cached safely, and is refused in one line if it cannot be used."""
+"""Training data is the same for the same seed, is cached safely, and is refused in one line if it
+cannot be used.
+"""
 
 import hashlib
 import os
@@ -17,7 +19,9 @@ import torch
 from tokenizers import Tokenizer
 
 CPU = torch.device("cpu")
-TEXT = "".join(f"def f{i}(x):\n    return x * {i} + {i * i}  # Gr\u00f6\u00dfe\n" for i in range(300))
+TEXT = "".join(
+    f"def f{i}(x):\n    return x * {i} + {i * i}  # Gr\u00f6\u00dfe\n" for i in range(300)
+)
 
 
 @pytest.fixture
@@ -41,7 +45,9 @@ def entries(cache: Path) -> list[Path]:
 # ----------------------------------------------------------------------------------------------------------- batches
 
 
-def draw(dataset: data.Dataset, shape: tuple[int, int], count: int, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def draw(
+    dataset: data.Dataset, shape: tuple[int, int], count: int, seed: int = 0
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     source = data.Batches(dataset, (*shape, count), seed, CPU)
     return [source[i] for i in range(count)]
 
@@ -61,14 +67,23 @@ def test_targets_are_the_inputs_shifted_by_one() -> None:
 
 def test_several_processes_share_the_batch_of_one_in_the_order_of_their_ranks() -> None:
     alone = data.Batches(counting(1000), (6, 16, 5), 1, CPU)
-    ranks = [data.Batches(counting(1000), (2, 16, 5), 1, CPU, Ranks(rank, world_size=3)) for rank in range(3)]
+    ranks = [
+        data.Batches(counting(1000), (2, 16, 5), 1, CPU, Ranks(rank, world_size=3))
+        for rank in range(3)
+    ]
     for i in range(5):
-        for tensors, expected in zip(zip(*(batches[i] for batches in ranks), strict=True), alone[i], strict=True):
+        for tensors, expected in zip(
+            zip(*(batches[i] for batches in ranks), strict=True), alone[i], strict=True
+        ):
             assert torch.equal(torch.cat(tensors), expected)
 
 
-@pytest.mark.parametrize(("rank", "world_size", "last"), [(0, 1, [319, 39, 977, 53]), (2, 3, [792, 613, 12, 305])])
-def test_windows_are_those_of_recorded_losses_and_start_over_at_the_end(rank: int, world_size: int, last: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("rank", "world_size", "last"), [(0, 1, [319, 39, 977, 53]), (2, 3, [792, 613, 12, 305])]
+)
+def test_windows_are_those_of_recorded_losses_and_start_over_at_the_end(
+    rank: int, world_size: int, last: list[int]
+) -> None:
     batches = data.Batches(counting(1000), (4, 16, 60), 7, CPU, Ranks(rank, world_size=world_size))
     assert batches[59][0][:, 0].tolist() == last and torch.equal(batches[60][0], batches[0][0])
 
@@ -77,7 +92,10 @@ def test_every_window_of_the_data_can_be_drawn() -> None:
     starts = {int(input_ids[0, 0]) for input_ids, _ in draw(counting(12), (1, 8), 100)}
     assert starts == {0, 1, 2, 3}  # 12 tokens hold 4 windows of 8 + 1
     assert draw(counting(16), (1, 15), 1)[0][1].tolist() == [list(range(1, 16))]
-    with pytest.raises(UsageError, match="counting.txt has 16 tokens, too few for a sequence length of 16: lower --seq-len"):
+    with pytest.raises(
+        UsageError,
+        match="counting.txt has 16 tokens, too few for a sequence length of 16: lower --seq-len",
+    ):
         draw(counting(16), (1, 16), 1)
 
 
@@ -88,22 +106,28 @@ def test_every_window_of_the_data_can_be_drawn() -> None:
 def test_entropy_floor_is_that_of_the_stream(vocab_size: int) -> None:
     """Conditional entropy H(next | current) estimated from the counts of pairs.
 
-    Its standard error is the deviation of -log p over sqrt(N), below 1e-3 for a million tokens; the estimate's bias is
-    the number of free probabilities (V x 7) over 2 N, smaller still.
+    Its standard error is the deviation of -log p over sqrt(N), below 1e-3 for a million tokens; the
+    estimate's bias is the number of free probabilities (V x 7) over 2 N, smaller still.
     """
     dataset = data.markov(vocab_size, seed=3)
     tokens = dataset.tokens.astype(np.int64)
     assert tokens.min() >= 0 and tokens.max() < vocab_size
-    pairs = np.bincount(tokens[:-1] * vocab_size + tokens[1:], minlength=vocab_size**2).reshape(vocab_size, vocab_size)
+    pairs = np.bincount(tokens[:-1] * vocab_size + tokens[1:], minlength=vocab_size**2).reshape(
+        vocab_size, vocab_size
+    )
     conditional = pairs / pairs.sum(axis=1, keepdims=True)
     entropy = -(pairs / pairs.sum() * np.log(np.where(pairs, conditional, 1))).sum()
     assert abs(entropy - dataset.entropy_floor) < 4e-3
-    assert (np.count_nonzero(pairs, axis=1) == min(8, vocab_size)).all()  # each state has as many successors as it should
+    # each state has as many successors as it should
+    assert (np.count_nonzero(pairs, axis=1) == min(8, vocab_size)).all()
     shares = 1 / np.arange(1, min(8, vocab_size) + 1)
     shares /= shares.sum()
     assert dataset.entropy_floor == pytest.approx(-(shares * np.log(shares)).sum())
     again, other = (data.load("synthetic", vocab_size, seed) for seed in (3, 4))
-    assert np.array_equal(dataset.tokens, again.tokens) and dataset.sha256 == again.sha256 != other.sha256
+    assert (
+        np.array_equal(dataset.tokens, again.tokens)
+        and dataset.sha256 == again.sha256 != other.sha256
+    )
     assert dataset.tokenizer is None
 
 
@@ -137,7 +161,8 @@ def test_a_text_and_vocabulary_go_through_a_tokenizer_once(cache: Path, text_fil
     text_file.write_text(TEXT + "x = 1\n", encoding="utf-8")
     third = data.load(str(text_file), 300, seed=0)
     assert len(entries(cache)) == 3
-    assert len(third.tokens) > len(first.tokens)  # not the first entry, although the file's name is the same
+    # not the first entry, although the file's name is the same
+    assert len(third.tokens) > len(first.tokens)
 
 
 def test_what_a_killed_build_left_is_removed_a_day_later(cache: Path, text_file: Path) -> None:
@@ -161,7 +186,9 @@ def test_damaged_tokens_are_refused(cache: Path, text_file: Path) -> None:
             data.load(str(text_file), 300, seed=0)
     np.save(entry / "tokens.npy", whole)
     (entry / "tokens.npy").write_bytes((entry / "tokens.npy").read_bytes()[:-100])
-    with pytest.raises(UsageError, match=f"the cached tokens in {entry} are damaged: remove that folder"):
+    with pytest.raises(
+        UsageError, match=f"the cached tokens in {entry} are damaged: remove that folder"
+    ):
         data.load(str(text_file), 300, seed=0)
 
 
@@ -175,7 +202,9 @@ MIXED = (
 
 @pytest.mark.parametrize("piece", [1, 7, 64])
 def test_pieces_give_the_tokens_of_the_whole(cache, tmp_path, monkeypatch, piece: int) -> None:
-    """Words, numbers, signs, several kinds of white space in a row, and characters of several bytes, cut wherever it may be."""
+    """Words, numbers, signs, several kinds of white space in a row, and characters of several
+    bytes, cut wherever it may be.
+    """
     (tmp_path / "mixed.txt").write_bytes((MIXED * 40 + "end").encode())
     monkeypatch.setattr(data, "PIECE", piece)
     dataset = data.load(str(tmp_path / "mixed.txt"), 400, seed=0)
@@ -188,10 +217,20 @@ def test_pieces_give_the_tokens_of_the_whole(cache, tmp_path, monkeypatch, piece
 def test_processes_that_start_at_once_on_an_empty_cache(cache, text_file) -> None:
     code = "import sys\nfrom common import data\nprint(data.load(sys.argv[1], 300, 0).tokens.tobytes().hex())"
     command = [sys.executable, "-c", code, str(text_file)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "RAYON_NUM_THREADS": "1"}
-    started = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "CUDA_VISIBLE_DEVICES": "",
+        "RAYON_NUM_THREADS": "1",
+    }
+    started = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     said = {process.communicate(timeout=900)[0].strip() for process in started}
-    assert said == {data.load(str(text_file), 300, 0).tokens.tobytes().hex()} and len(entries(cache)) == 1
+    assert (
+        said == {data.load(str(text_file), 300, 0).tokens.tobytes().hex()}
+        and len(entries(cache)) == 1
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- held out
@@ -200,9 +239,14 @@ def test_processes_that_start_at_once_on_an_empty_cache(cache, text_file) -> Non
 def test_the_last_twentieth_is_held_out_and_what_is_left_has_a_hash_of_its_own() -> None:
     dataset = counting(1000)
     training, held_out = data.split(dataset)
-    assert training.tokens.tolist() == list(range(950)) and held_out.tokens.tolist() == list(range(950, 1000))
+    assert training.tokens.tolist() == list(range(950)) and held_out.tokens.tolist() == list(
+        range(950, 1000)
+    )
     assert training.sha256 == hashlib.sha256(dataset.tokens[:950].tobytes()).hexdigest()
-    with pytest.raises(UsageError, match=r"counting.txt \(held out\) has 50 tokens, too few for a sequence length of 64"):
+    with pytest.raises(
+        UsageError,
+        match=r"counting.txt \(held out\) has 50 tokens, too few for a sequence length of 64",
+    ):
         draw(held_out, (1, 64), 1)
 
 

@@ -1,4 +1,6 @@
-"""Devices: memory and its limits, out of memory in its forms, and torch.compile where it does not work."""
+"""Devices: memory and its limits, out of memory in its forms, and torch.compile where it does not
+work.
+"""
 
 import os
 import sys
@@ -52,7 +54,9 @@ def test_captured_work_is_done_again_where_it_was():
 
 @pytest.mark.gpu
 def test_garbage_that_holds_an_eager_step_does_not_break_a_capture():
-    """Gradients are added up on the stream of the oldest autograd graph that is left: here the default stream."""
+    """Gradients are added up on the stream of the oldest autograd graph that is left: here the
+    default stream.
+    """
     weight = torch.ones(8, 8, device="cuda", requires_grad=True)
 
     def step() -> torch.Tensor:
@@ -73,7 +77,11 @@ def test_garbage_that_holds_an_eager_step_does_not_break_a_capture():
     assert torch.equal(weight.grad, torch.full_like(weight, 16))
 
 
-@pytest.mark.parametrize("inside", [ValueError("it waits"), torch.OutOfMemoryError(), KeyboardInterrupt(), None], ids=repr)
+@pytest.mark.parametrize(
+    "inside",
+    [ValueError("it waits"), torch.OutOfMemoryError(), KeyboardInterrupt(), None],
+    ids=repr,
+)
 def test_a_capture_ends_with_the_error_inside_it(monkeypatch, inside):
     @contextmanager
     def graph(*_, **__):
@@ -83,16 +91,22 @@ def test_a_capture_ends_with_the_error_inside_it(monkeypatch, inside):
             raise RuntimeError("operation failed due to a previous error during capture")
 
     monkeypatch.setattr(torch.cuda, "graph", graph)
-    with pytest.raises(type(inside) if inside else RuntimeError) as caught, devices.capturing(SimpleNamespace(), False):
+    with (
+        pytest.raises(type(inside) if inside else RuntimeError) as caught,
+        devices.capturing(SimpleNamespace(), False),
+    ):
         if inside:
             raise inside
     assert caught.value is inside or inside is None
 
 
 @pytest.mark.parametrize(
-    "allowed, architecture, expected", [(True, "gfx942:sramecc+", "1"), (True, "gfx90a", None), (False, "gfx942", None)]
+    "allowed, architecture, expected",
+    [(True, "gfx942:sramecc+", "1"), (True, "gfx90a", None), (False, "gfx942", None)],
 )
-def test_tf32_on_an_mi300_also_needs_hipblaslts_own_variable(monkeypatch, allowed, architecture, expected):
+def test_tf32_on_an_mi300_also_needs_hipblaslts_own_variable(
+    monkeypatch, allowed, architecture, expected
+):
     monkeypatch.delenv("HIPBLASLT_ALLOW_TF32", raising=False)
     properties = SimpleNamespace(gcnArchName=architecture)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)

@@ -13,10 +13,13 @@ def test_a_release_has_the_block_of_its_allocation():
     ours = str(ROOT / "version2_pytorch_fused/tiny_llama_v2.py")
     trace = [
         event("segment_alloc", 0, 2048),
-        event("alloc", 100, 512, "/site-packages/torch/nn.py", str(ROOT / "common/spans.py"), ours), event("alloc", 200, 256),
-        event("free_requested", 100, 512), event("free_completed", 100, 512),
-        event("free_requested", 900, 128), event("alloc", 100, 64, ours),
-    ]  # fmt: skip
+        event("alloc", 100, 512, "/site-packages/torch/nn.py", str(ROOT / "common/spans.py"), ours),
+        event("alloc", 200, 256),
+        event("free_requested", 100, 512),
+        event("free_completed", 100, 512),
+        event("free_requested", 900, 128),
+        event("alloc", 100, 64, ours),
+    ]
     blocks = [{"state": "active_allocated", "requested_size": size} for size in (256, 64, 1000)]
     segments = [{"device": 0, "blocks": [*blocks, {"state": "inactive", "requested_size": 512}]}]
     found = memory_snapshot.events({"device_traces": [trace], "segments": segments}, 0)
@@ -26,5 +29,7 @@ def test_a_release_has_the_block_of_its_allocation():
 
 
 def test_a_cpu_is_refused(refused):
-    said = refused(V1 / "tiny_llama_v1.py", *TINY, "--device", "cpu", "--memory-snapshot", "memory.pickle")
+    said = refused(
+        V1 / "tiny_llama_v1.py", *TINY, "--device", "cpu", "--memory-snapshot", "memory.pickle"
+    )
     assert "--memory-snapshot needs a GPU" in said

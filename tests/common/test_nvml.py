@@ -15,10 +15,14 @@ def test_the_reading_is_in_joules_and_an_error_is_a_line(monkeypatch):
         number._obj.value = 5_000_000_000
         return next(codes)
 
-    library = SimpleNamespace(nvmlDeviceGetTotalEnergyConsumption=nvmlDeviceGetTotalEnergyConsumption)
+    library = SimpleNamespace(
+        nvmlDeviceGetTotalEnergyConsumption=nvmlDeviceGetTotalEnergyConsumption
+    )
     monkeypatch.setattr(nvml, "_gpu", lambda: (library, None))
     assert nvml.joules() == 5e6
-    with pytest.raises(RunError, match="NVML: nvmlDeviceGetTotalEnergyConsumption ends with code 3"):
+    with pytest.raises(
+        RunError, match="NVML: nvmlDeviceGetTotalEnergyConsumption ends with code 3"
+    ):
         nvml.joules()
 
 

@@ -16,7 +16,9 @@ CPU = torch.device("cpu")
 def quick(monkeypatch) -> None:
     """A CPU without compilers that take seconds."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(preflight.devices, "compile_problem", lambda _: "torch.compile does not work here: no g++")
+    monkeypatch.setattr(
+        preflight.devices, "compile_problem", lambda _: "torch.compile does not work here: no g++"
+    )
     monkeypatch.setattr(preflight, "text", lambda: Check("text", True, "1,000 tokens"))
 
 
@@ -38,10 +40,14 @@ def test_a_laptop_is_ready_for_version_1(quick, monkeypatch, capsys, tmp_path):
 
 def test_without_a_text_version_1_is_not_ready(quick, monkeypatch, capsys, tmp_path):
     assert flight(monkeypatch, "--json", tmp_path) == 2
-    assert capsys.readouterr().out == "", "a result that cannot be written is refused before any check"
+    assert capsys.readouterr().out == "", (
+        "a result that cannot be written is refused before any check"
+    )
     monkeypatch.setattr(preflight, "text", lambda: Check("text", False, "no folder"))
     assert flight(monkeypatch) == 1
-    assert capsys.readouterr().out.endswith("Version 1 can't be run: mend what is missing for it first\n")
+    assert capsys.readouterr().out.endswith(
+        "Version 1 can't be run: mend what is missing for it first\n"
+    )
 
 
 def test_a_device_that_computes_nothing():

@@ -18,9 +18,13 @@ from torch.utils.flop_counter import FlopCounterMode
 aten = torch.ops.aten
 ONE_KERNEL = {name: name == "triton-swiglu" for name in tiny_llama_v3.SWITCHES}
 CASES = [
-    (tiny_llama_v1, ()), (tiny_llama_v2, ()),
-    *(pytest.param(tiny_llama_v3, switches, marks=runs_kernels) for switches in ((), (ONE_KERNEL,))),
-]  # fmt: skip
+    (tiny_llama_v1, ()),
+    (tiny_llama_v2, ()),
+    *(
+        pytest.param(tiny_llama_v3, switches, marks=runs_kernels)
+        for switches in ((), (ONE_KERNEL,))
+    ),
+]
 
 
 def trained(model: nn.Module, amp: bool = False) -> list[Tensor]:
@@ -49,7 +53,11 @@ def kept(model: nn.Module) -> int:
 @pytest.mark.parametrize("version, switches", CASES)
 def test_loss_and_gradients_keep_their_bits(version, switches, kind):
     """Also of Version 3 with a kernel switched off, although no switch stands in the backward pass."""
-    for dtype, amp in ((torch.float32, False), (torch.float64, False), (torch.float32, version is not tiny_llama_v3)):
+    for dtype, amp in (
+        (torch.float32, False),
+        (torch.float64, False),
+        (torch.float32, version is not tiny_llama_v3),
+    ):
         expected = trained(models.build(version, *switches).to(dtype), amp)
         model = models.build(version, *switches).to(dtype)
         names = [*model.state_dict()]
@@ -76,15 +84,28 @@ def products(model: nn.Module) -> int:
 def test_an_operator_without_its_overload_is_not_kept():
     def with_policy(*operators: object) -> nn.Module:
         def policy(context, operator, *_, **__):
-            return CheckpointPolicy.MUST_SAVE if operator in operators else CheckpointPolicy.PREFER_RECOMPUTE
+            return (
+                CheckpointPolicy.MUST_SAVE
+                if operator in operators
+                else CheckpointPolicy.PREFER_RECOMPUTE
+            )
 
         model = models.build(tiny_llama_v2)
-        recompute.recompute(model, context_fn=functools.partial(create_selective_checkpoint_contexts, policy))
+        recompute.recompute(
+            model, context_fn=functools.partial(create_selective_checkpoint_contexts, policy)
+        )
         return model
 
     plain, block = products(models.build(tiny_llama_v2)), products(with_policy())
-    assert products(with_policy(*recompute.KEPT)) == plain < block == products(with_policy(aten.mm)) < 4 / 3 * plain
-    with pytest.raises(ValueError, match="change it to `torch.ops.aten.mm.default`"):  # a list, unlike a function, is checked
+    assert (
+        products(with_policy(*recompute.KEPT))
+        == plain
+        < block
+        == products(with_policy(aten.mm))
+        < 4 / 3 * plain
+    )
+    # a list, unlike a function, is checked
+    with pytest.raises(ValueError, match="change it to `torch.ops.aten.mm.default`"):
         create_selective_checkpoint_contexts([aten.mm])
 
 
@@ -100,8 +121,22 @@ def test_a_compiled_step_recomputes_too(kind):
 
 
 def test_version_4_refuses_it_and_a_run_records_it(refused, tmp_path):
-    flags = [*TINY, "--data", "synthetic", "--num-steps", "2", "--device", "cpu", "--checkpoint-activations", "block"]
-    assert "have a backward pass of their own" in refused(ROOT / "version4_ultra_fused/tiny_llama_v4.py", *flags)
-    run = tiny_llama_v2.train(run_options(tiny_llama_v2, *flags, "--metrics-out", tmp_path / "metrics.json"))
+    flags = [
+        *TINY,
+        "--data",
+        "synthetic",
+        "--num-steps",
+        "2",
+        "--device",
+        "cpu",
+        "--checkpoint-activations",
+        "block",
+    ]
+    assert "have a backward pass of their own" in refused(
+        ROOT / "version4_ultra_fused/tiny_llama_v4.py", *flags
+    )
+    run = tiny_llama_v2.train(
+        run_options(tiny_llama_v2, *flags, "--metrics-out", tmp_path / "metrics.json")
+    )
     assert run.record["settings"]["checkpoint_activations"] == "block"
     assert run.record["flops_per_step"]["backward"] == 2 * run.record["flops_per_step"]["forward"]

@@ -30,5 +30,9 @@ def test_rope_makes_scores_depend_on_distance_alone() -> None:
     q, k = (torch.randn(16).expand(1, 1, 64, 16) for _ in range(2))
     q, k = apply_rope(q, k, cos, sin)
     scores = (q @ k.transpose(-2, -1))[0, 0]  # [64, 64], equal along each diagonal
-    diagonals = [scores.diagonal(-distance) for distance in (0, 1, 17)]  # some may be small, of which rounding is a large share
-    assert_close(torch.cat(diagonals), torch.cat([diagonal[:1].expand_as(diagonal) for diagonal in diagonals]))
+    # some may be small, of which rounding is a large share
+    diagonals = [scores.diagonal(-distance) for distance in (0, 1, 17)]
+    assert_close(
+        torch.cat(diagonals),
+        torch.cat([diagonal[:1].expand_as(diagonal) for diagonal in diagonals]),
+    )

@@ -1,4 +1,6 @@
-"""Signals: raised as an exception, deferred to the end of the work in hand, or postponed to the end of a block."""
+"""Signals: raised as an exception, deferred to the end of the work in hand, or postponed to the end
+of a block.
+"""
 
 import os
 import signal
@@ -12,7 +14,11 @@ import pytest
 @pytest.fixture(autouse=True)
 def ordinary_handlers() -> Iterator[None]:
     """Those of a process that was started from a terminal."""
-    ordinary = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    ordinary = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
     before = {kind: signal.signal(kind, handler) for kind, handler in ordinary.items()}
     yield
     for kind, handler in before.items():
@@ -27,7 +33,9 @@ def send(kind: int) -> None:
 def test_a_signal_is_an_exception(kind):
     with pytest.raises(KeyboardInterrupt) as ended, signals.raised():
         send(kind)
-    assert signals.number(ended.value) == kind and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert (
+        signals.number(ended.value) == kind and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    )
 
 
 def test_what_nohup_ignores_stays_ignored():
@@ -58,7 +66,9 @@ def test_a_postponed_signal_takes_effect_at_the_end():
             send(signal.SIGHUP)
             done.append("the work")
         done.append("what follows")
-    assert done == ["the work"] and signals.number(ended.value) == signal.SIGTERM, "the first one's exit code"
+    assert done == ["the work"] and signals.number(ended.value) == signal.SIGTERM, (
+        "the first one's exit code"
+    )
 
 
 def test_an_error_in_the_work_is_not_replaced_by_the_signal():

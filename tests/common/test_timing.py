@@ -10,12 +10,22 @@ CPU = torch.device("cpu")
 
 def test_a_benchmark_leaves_out_its_warm_up_and_a_summary_has_the_percentiles():
     calls = []
-    assert len(timing.benchmark(lambda: calls.append(1), CPU, warmup=3, iterations=5)) == 5 and len(calls) == 8
-    assert timing.summarize([float(i) for i in range(11)]) == {"median": 5.0, "p20": 2.0, "p80": 8.0, "count": 11}
+    assert (
+        len(timing.benchmark(lambda: calls.append(1), CPU, warmup=3, iterations=5)) == 5
+        and len(calls) == 8
+    )
+    assert timing.summarize([float(i) for i in range(11)]) == {
+        "median": 5.0,
+        "p20": 2.0,
+        "p80": 8.0,
+        "count": 11,
+    }
 
 
 def test_the_phases_are_cut_where_their_spans_begin_and_end(monkeypatch):
-    """A clock that counts seconds: forward takes 3, backward 5, the optimizer 2, and 1 lies between the last two."""
+    """A clock that counts seconds: forward takes 3, backward 5, the optimizer 2, and 1 lies between
+    the last two.
+    """
     now = [0.0]
 
     def work(seconds: int) -> None:
@@ -31,4 +41,7 @@ def test_the_phases_are_cut_where_their_spans_begin_and_end(monkeypatch):
 
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
     times = timing.phase_times(step, CPU)
-    assert times == {"forward": [3e3] * 10, "backward": [5e3] * 10, "optimizer": [2e3] * 10} and spans.observer is None
+    assert (
+        times == {"forward": [3e3] * 10, "backward": [5e3] * 10, "optimizer": [2e3] * 10}
+        and spans.observer is None
+    )

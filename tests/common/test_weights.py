@@ -1,4 +1,6 @@
-"""Weights of all versions: the same at the start, and Version 1's state dict loads into each and comes back."""
+"""Weights of all versions: the same at the start, and Version 1's state dict loads into each and
+comes back.
+"""
 
 import itertools
 
@@ -12,7 +14,9 @@ from version4_ultra_fused import tiny_llama_v4
 import pytest
 import torch
 
-later_versions = pytest.mark.parametrize("version", [tiny_llama_v2, tiny_llama_v3, tiny_llama_v4], ids=["v2", "v3", "v4"])
+later_versions = pytest.mark.parametrize(
+    "version", [tiny_llama_v2, tiny_llama_v3, tiny_llama_v4], ids=["v2", "v3", "v4"]
+)
 kv_heads = pytest.mark.parametrize("kv_heads", [4, 2, 1])
 
 
@@ -34,7 +38,9 @@ def assert_same(state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 @later_versions
 @kv_heads
 def test_the_initial_weights_are_version_1s(version, kv_heads):
-    first, later = (models.build(version, kv_heads=kv_heads) for version in (tiny_llama_v1, version))
+    first, later = (
+        models.build(version, kv_heads=kv_heads) for version in (tiny_llama_v1, version)
+    )
     assert_same(later.baseline_state_dict(), first.state_dict())
     assert_same(first.baseline_state_dict(), first.state_dict())
 
@@ -45,14 +51,24 @@ def test_initial_matrices_are_normal_and_follow_the_seed():
     drawn = torch.cat([weight.flatten() for weight in state.values() if weight.dim() == 2])
     assert drawn.mean().abs() < 0.02 * std and drawn.std() == pytest.approx(std, rel=0.02)
     assert all((weight == 1).all() for weight in state.values() if weight.dim() == 1)
-    matrices = [weight for name, weight in state.items() if weight.dim() == 2 and name != "lm_head.weight"]
-    assert not any(torch.equal(a, b) for a, b in itertools.combinations(matrices, 2) if a.shape == b.shape)
+    matrices = [
+        weight for name, weight in state.items() if weight.dim() == 2 and name != "lm_head.weight"
+    ]
+    assert not any(
+        torch.equal(a, b) for a, b in itertools.combinations(matrices, 2) if a.shape == b.shape
+    )
     torch.manual_seed(1)
-    assert not torch.equal(tiny_llama_v1.TinyLlama(models.config()).embed_tokens.weight, model.embed_tokens.weight)
+    assert not torch.equal(
+        tiny_llama_v1.TinyLlama(models.config()).embed_tokens.weight, model.embed_tokens.weight
+    )
 
 
 @pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("version", [tiny_llama_v1, tiny_llama_v2, tiny_llama_v3, tiny_llama_v4], ids=["v1", "v2", "v3", "v4"])
+@pytest.mark.parametrize(
+    "version",
+    [tiny_llama_v1, tiny_llama_v2, tiny_llama_v3, tiny_llama_v4],
+    ids=["v1", "v2", "v3", "v4"],
+)
 def test_a_model_can_be_made_on_its_device_and_has_the_same_weights(version, device):
     torch.manual_seed(0)
     with torch.device(device):
@@ -80,7 +96,9 @@ def test_version_1s_state_dict_loads_and_comes_back(version, kv_heads):
     assert list(expected) == names  # what was given is as it was
     assert_same(later.baseline_state_dict(), expected)
     assert later.lm_head.weight is later.embed_tokens.weight
-    assert models.build(tiny_llama_v1, kv_heads=kv_heads).load_state_dict(later.baseline_state_dict()) == ([], [])
+    assert models.build(tiny_llama_v1, kv_heads=kv_heads).load_state_dict(
+        later.baseline_state_dict()
+    ) == ([], [])
 
 
 @later_versions

@@ -1,4 +1,6 @@
-"""Decoding with a cache gives what the model gives without one; and what generate.py refuses, prints and records."""
+"""Decoding with a cache gives what the model gives without one; and what generate.py refuses,
+prints and records.
+"""
 
 from pathlib import Path
 
@@ -32,7 +34,9 @@ def config(tmp_path: Path) -> Path:
 
 def decoder(operations: str, dtype: torch.dtype, config: Path) -> generate.Decoder:
     flags = ["--prompt-tokens", "1", "--config", str(config)]
-    return generate.Decoder(operations, cli.resolve(Options, cli.parse(generate.parser(), flags)), 24, dtype)
+    return generate.Decoder(
+        operations, cli.resolve(Options, cli.parse(generate.parser(), flags)), 24, dtype
+    )
 
 
 def logits_of(made: generate.Decoder, steps: int) -> torch.Tensor:
@@ -46,17 +50,28 @@ def logits_of(made: generate.Decoder, steps: int) -> torch.Tensor:
 
 
 @runs_kernels
-@pytest.mark.parametrize("operations, dtype", [
-    ("v1", torch.float64), ("v2", torch.float64), ("v3", torch.float64), ("v3", torch.float32), ("fused", torch.float32),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "operations, dtype",
+    [
+        ("v1", torch.float64),
+        ("v2", torch.float64),
+        ("v3", torch.float64),
+        ("v3", torch.float32),
+        ("fused", torch.float32),
+    ],
+)
 def test_a_cache_changes_neither_logits_nor_tokens(operations, dtype, config):
     """Against Version 1's whole forward pass over the text that was written."""
     made = decoder(operations, dtype, config)
     got, text = logits_of(made, 18), made.ids[:24]
-    whole = tiny_llama_v1.TinyLlama(generate.ModelConfig(**made.config.model_dump())).to(DEVICE, dtype)
+    whole = tiny_llama_v1.TinyLlama(generate.ModelConfig(**made.config.model_dump())).to(
+        DEVICE, dtype
+    )
     whole.load_state_dict(made.model.baseline_state_dict())
     expected = whole(text[None, :-1])[0, 4:]
-    torch.testing.assert_close(got, expected, **({} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-4}))
+    torch.testing.assert_close(
+        got, expected, **({} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-4})
+    )
     assert text.tolist() == [*PROMPT.tolist(), *expected.argmax(dim=-1).tolist()]
 
 
@@ -74,7 +89,10 @@ def test_a_captured_step_writes_the_eager_text(operations, config):
 
 
 def test_a_temperature_draws_as_the_model_says(config):
-    made, logits = decoder("v1", torch.float32, config), torch.tensor([0.0, 1.0, 2.0], device=DEVICE)
+    made, logits = (
+        decoder("v1", torch.float32, config),
+        torch.tensor([0.0, 1.0, 2.0], device=DEVICE),
+    )
     assert made.choose(logits) == 2
     made.temperature = 0.5
     drawn = torch.cat([made.choose(logits) for _ in range(4000)]).bincount(minlength=3) / 4000
@@ -84,28 +102,68 @@ def test_a_temperature_draws_as_the_model_says(config):
 def test_a_checkpoint_writes_text_and_a_record(execute, config, tmp_path):
     """All operations write the same text from it."""
     (tmp_path / "text").write_text("def twice(x):\n    return 2 * x\n" * 50)
-    train = ("--config", config, "--batch-size", "2", "--seq-len", "24", "--num-steps", "30", "--data", "text")
-    execute(ROOT / "version2_pytorch_fused/tiny_llama_v2.py", *train, "--warmup-steps", "1", "--save-model", "model")
+    train = (
+        "--config",
+        config,
+        "--batch-size",
+        "2",
+        "--seq-len",
+        "24",
+        "--num-steps",
+        "30",
+        "--data",
+        "text",
+    )
+    execute(
+        ROOT / "version2_pytorch_fused/tiny_llama_v2.py",
+        *train,
+        "--warmup-steps",
+        "1",
+        "--save-model",
+        "model",
+    )
     texts = set()
     for name in generate.VERSIONS:
-        write = ("--checkpoint", "model", "--prompt", "def tw", "--tokens", "6", "--metrics-out", "out.json")
+        write = (
+            "--checkpoint",
+            "model",
+            "--prompt",
+            "def tw",
+            "--tokens",
+            "6",
+            "--metrics-out",
+            "out.json",
+        )
         texts.add(execute(SCRIPT, *write, "--operations", name).out.partition("\n\nprefill")[0])
     [text] = texts
     assert text.startswith("def tw") and len(text) > 8
     measured = files.read(tmp_path / "out.json", Decoding)
     assert (measured["operations"], measured["mode"], measured["tokens"]) == ("v3", "eager", 6)
     assert measured["token_ms"]["count"] == 5
-    weights = sum(weight.numel() for weight in tiny_llama_v1.TinyLlama(generate.ModelConfig(**measured["model"])).parameters())
+    weights = sum(
+        weight.numel()
+        for weight in tiny_llama_v1.TinyLlama(
+            generate.ModelConfig(**measured["model"])
+        ).parameters()
+    )
     assert measured["weight_bytes"] == 4 * weights
 
 
-@pytest.mark.parametrize("flags, message", [
-    (["--tokens", "20"], "a prompt of 5, --tokens 20: give at least 1 and 4, at most 24 in all"),
-    (["--tokens", "3"], "--tokens 3: give"),
-    (["--capture-step"], "--capture-step needs a GPU"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (
+            ["--tokens", "20"],
+            "a prompt of 5, --tokens 20: give at least 1 and 4, at most 24 in all",
+        ),
+        (["--tokens", "3"], "--tokens 3: give"),
+        (["--capture-step"], "--capture-step needs a GPU"),
+    ],
+)
 def test_what_cannot_be_is_refused(refused, config, flags, message):
-    assert message in refused(SCRIPT, "--prompt-tokens", "5", "--config", config, "--tokens", "4", *flags)
+    assert message in refused(
+        SCRIPT, "--prompt-tokens", "5", "--config", config, "--tokens", "4", *flags
+    )
 
 
 def test_a_folder_without_a_model_is_refused(refused, tmp_path):

@@ -46,7 +46,11 @@ def test_a_command_stands_beside_its_purpose(small):
 
 def test_no_command_is_missing_and_each_has_a_purpose():
     listed = set(commands.scripts())
-    expected = {path for path in ROOT.glob("version*_*/*.py") if '\nif __name__ == "__main__":\n' in path.read_text()}
+    expected = {
+        path
+        for path in ROOT.glob("version*_*/*.py")
+        if '\nif __name__ == "__main__":\n' in path.read_text()
+    }
     expected |= {path for path in ROOT.glob("version*_*/*.sh") if path.read_text().startswith("#!")}
     assert len(expected) > 40 and expected <= listed
     assert all(commands.purpose(path).endswith((".", "?", '."')) for path in listed)

@@ -26,7 +26,10 @@ SHOWN = {
 def test_a_picture_of_the_documents_is_drawn_for_who_can_see_it_and_who_cannot(name):
     picture = rewrite.drawn(SHOWN[name])
     svg = picture.svg()
-    assert ElementTree.fromstring(svg).findtext("{*}title") == picture.description and len(texts(svg)) > 5
+    assert (
+        ElementTree.fromstring(svg).findtext("{*}title") == picture.description
+        and len(texts(svg)) > 5
+    )
 
 
 def test_a_picture_is_out_of_date_when_its_numbers_have_changed(tmp_path):
@@ -50,8 +53,14 @@ def test_memory_agrees_with_the_formulas_at_its_four_moments():
 
 def test_a_roofline_has_measured_operators_and_needs_a_data_sheet(tmp_path):
     """A step of 10 ms: a product of 2 GFLOP and 12 MB in 1 ms, and an addition of 12 MB in 0.5 ms."""
-    inputs = {"input_shapes": json.dumps([[1000, 1000], [1000, 1000]]), "input_types": '["float", "float"]'}
-    rows = [inputs | {"name": f"aten::{name}", "self_device_us": us} for name, us in (("mm", 1000.0), ("add", 500.0))]
+    inputs = {
+        "input_shapes": json.dumps([[1000, 1000], [1000, 1000]]),
+        "input_types": '["float", "float"]',
+    }
+    rows = [
+        inputs | {"name": f"aten::{name}", "self_device_us": us}
+        for name, us in (("mm", 1000.0), ("add", 500.0))
+    ]
     path = tmp_path / "v1_medium_profile.json"
     for device in ("NVIDIA H200", "A GPU"):
         run = records.record(device__name=device, training__preset="medium")
@@ -71,6 +80,8 @@ def test_a_timeline_has_launches_and_kernels_from_the_first_one_on(tmp_path):
     path = tmp_path / "a_gpu" / "v1_small.json"
     path.write_text(json.dumps(gpu_trace()))
     panel = pictures.timeline(path).numbers["v1, small"]
-    assert panel["launches"] == [0.013, 0.034, 0.038, 0.065, 0.092]  # ms; the first one comes before the window
+    # ms; the first one comes before the window
+    assert panel["launches"] == [0.013, 0.034, 0.038, 0.065, 0.092]
     assert panel["gpu"][0] == [0.0, 0.03]
-    assert panel["step"][-1] == pytest.approx(100 * 159 / (125 + 60), abs=0.1)  # the kernel before ends at 5 us
+    # the kernel before ends at 5 us
+    assert panel["step"][-1] == pytest.approx(100 * 159 / (125 + 60), abs=0.1)

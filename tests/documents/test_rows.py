@@ -20,8 +20,17 @@ def run(path: Path, **changes: object) -> Path:
 
 
 def test_a_run_has_the_columns_of_its_report_and_of_its_record(tmp_path):
-    paths = [run(tmp_path / "v1_tiny.json", step_ms__median=12.5), run(tmp_path / "v2_tiny.json", version="v2")]
-    columns = ["version", "preset", "ms/step", "learning rate = training.learning_rate", "floor = data.entropy_floor"]
+    paths = [
+        run(tmp_path / "v1_tiny.json", step_ms__median=12.5),
+        run(tmp_path / "v2_tiny.json", version="v2"),
+    ]
+    columns = [
+        "version",
+        "preset",
+        "ms/step",
+        "learning rate = training.learning_rate",
+        "floor = data.entropy_floor",
+    ]
     conditions, _, table = rows.rows(columns, paths).partition("\n\n")
     header, first, second = cells(table)
     assert conditions == "A GPU; torch 2.13.0; 2026-01-01"
@@ -31,15 +40,23 @@ def test_a_run_has_the_columns_of_its_report_and_of_its_record(tmp_path):
 
 def test_a_list_in_a_record_has_a_row_each(tmp_path):
     own = {key: records.record()[key] for key in ("date", "device", "environment")}
-    write_json(tmp_path / "lab.json", own | {"list": [{"us": 2000, "of": {"a": 1}}, {"us": 1, "of": None}]})
-    _, *found = cells(rows.rows(["device", "ms = us / 1000", "of.a"], [tmp_path / "lab.json"], "list"))
+    write_json(
+        tmp_path / "lab.json", own | {"list": [{"us": 2000, "of": {"a": 1}}, {"us": 1, "of": None}]}
+    )
+    _, *found = cells(
+        rows.rows(["device", "ms = us / 1000", "of.a"], [tmp_path / "lab.json"], "list")
+    )
     assert found == [["A GPU", "2", "1"], ["A GPU", "0.001", ""]]
     with pytest.raises(KeyError, match="bytes"):
         rows.rows(["bytes"], [tmp_path / "lab.json"], "list")
 
 
 def test_files_come_in_the_order_of_presets_and_a_pattern_without_files_is_refused():
-    assert [rows.preset_of(path) for path in rows.found(["results/h200/v1_*.json"])] == ["tiny", "small", "medium"]
+    assert [rows.preset_of(path) for path in rows.found(["results/h200/v1_*.json"])] == [
+        "tiny",
+        "small",
+        "medium",
+    ]
     with pytest.raises(UsageError, match="there is no results/nobody"):
         rows.found(["results/nobody/v1_*.json"])
 
@@ -55,7 +72,9 @@ def test_a_profile_beside_a_run_gives_launches_and_shares_of_its_step(tmp_path):
         "input_types": '["float", "float"]',
     }
     launch = {"count": 4, "mean_delay_us": 1.0}
-    profile = records.profile(record, [operator], [{"name": "k"}], device_busy_us=500.0, launch=launch)
+    profile = records.profile(
+        record, [operator], [{"name": "k"}], device_busy_us=500.0, launch=launch
+    )
     write_json(tmp_path / "v1_tiny_profile.json.gz", profile)
     columns = ["attention %", "mlp %", "rest %", "launches"]
     assert cells(rows.rows(columns, [tmp_path / "v1_tiny.json"]))[1:] == [["50", "0", "50", "4"]]
@@ -63,6 +82,12 @@ def test_a_profile_beside_a_run_gives_launches_and_shares_of_its_step(tmp_path):
 
 def test_a_section_has_all_columns_of_its_report_or_those_that_are_named():
     path = H200 / "kernels_loss.json"
-    whole, some = sections.section("rates", [path]), sections.section("rates", [path], ["D", "kernel"])
+    whole, some = (
+        sections.section("rates", [path]),
+        sections.section("rates", [path], ["D", "kernel"]),
+    )
     assert whole.startswith("`results/h200/kernels_loss.json`: NVIDIA H200; torch 2.11")
-    assert cells(some)[0] == ["D", "kernel"] and [row[2:4] for row in cells(whole)[1:]] == cells(some)[1:]
+    assert (
+        cells(some)[0] == ["D", "kernel"]
+        and [row[2:4] for row in cells(whole)[1:]] == cells(some)[1:]
+    )

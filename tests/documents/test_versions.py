@@ -16,12 +16,16 @@ import pytest
 
 
 def suite(path: Path, spread: tuple[float, ...] = (1.0, 0.0, -0.5), **models: float | str) -> None:
-    """A benchmark of one shape: by model its ms per step, around which its processes spread, or why there are none."""
+    """A benchmark of one shape: by model its ms per step, around which its processes spread, or why
+    there are none.
+    """
     entries = []
     for model, outcome in models.items():
         times = [outcome + extra for extra in spread] if isinstance(outcome, float) else []
         memory = {"peak_mib": 9.0, "reserved_mib": 512.0, "kind": "GPU allocator"}
-        runs = [{"step_ms": {"median": ms, "p20": ms, "p80": ms, "count": 2}} | memory for ms in times]
+        runs = [
+            {"step_ms": {"median": ms, "p20": ms, "p80": ms, "count": 2}} | memory for ms in times
+        ]
         place = {"model": model.replace("_", "-"), "batch_size": 8, "sequence_length": 128}
         entries.append(place | {"status": "ok" if times else outcome, "reason": None, "runs": runs})
     write_json(path, records.benchmark(entries))
@@ -32,7 +36,13 @@ def folder(tmp_path) -> Path:
     """Two presets in bf16 and one in fp32; the first version was measured in two files of tiny."""
     suite(tmp_path / "peers_tiny_fp32.json", v2=3.0)
     suite(tmp_path / "peers_tiny_bf16.json", v4=2.0, v1=8.0, captured_bf16=3.0, v4_fp8=1.0)
-    suite(tmp_path / "peers_small_bf16.json", v1=6.0, v4=4.0, liger="failed", liger_compile_captured=3.5)
+    suite(
+        tmp_path / "peers_small_bf16.json",
+        v1=6.0,
+        v4=4.0,
+        liger="failed",
+        liger_compile_captured=3.5,
+    )
     suite(tmp_path / "captured_tiny_bf16.json", v1=9.0, v1_captured=4.0, v2_captured=1.0)
     return tmp_path
 
@@ -52,14 +62,25 @@ def test_all_models(folder):
     header, *found = cells(versions.versions_and_peers(folder))
     assert header == ["model", "tiny, fp32, 8 x 128", "tiny, bf16, 8 x 128", "small, bf16, 8 x 128"]
     assert [row[0] for row in found] == [
-        "v1", "v1-captured", "v2", "v2-captured", "v4", "v4-fp8", "captured-bf16", "liger", "liger-compile-captured",
-    ]  # fmt: skip
+        "v1",
+        "v1-captured",
+        "v2",
+        "v2-captured",
+        "v4",
+        "v4-fp8",
+        "captured-bf16",
+        "liger",
+        "liger-compile-captured",
+    ]
     assert found[2] == ["v2", "3 (2.5 to 4), 0.50", "", ""] and found[7] == ["liger", "", "", ""]
 
 
 def test_a_range_that_cannot_be_seen_is_not_shown(tmp_path):
     suite(tmp_path / "peers_tiny_bf16.json", (0.001, 0.0), v1=20.0, v4=0.1)
-    assert [row[1] for row in cells(versions.versions(tmp_path))[1:]] == ["20, 0.50", "0.101 (0.1 to 0.101), 199x, 0.50"]
+    assert [row[1] for row in cells(versions.versions(tmp_path))[1:]] == [
+        "20, 0.50",
+        "0.101 (0.1 to 0.101), 199x, 0.50",
+    ]
 
 
 def test_limits_have_the_step_with_and_without_launches_up_to_a_version(folder):
@@ -67,8 +88,19 @@ def test_limits_have_the_step_with_and_without_launches_up_to_a_version(folder):
     (folder / "traces").mkdir()
     (folder / "traces/v1_tiny.json.gz").write_bytes(gzip.compress(json.dumps(gpu_trace()).encode()))
     header, *rows = cells(versions.limits(folder, Path("version4_last")))
-    assert header == ["size", "model", "kernels", "step, us per kernel", "step, ms", "captured, ms", "waits for the host, %"]
-    assert rows == [["tiny", "v1", "5", "1,750", "8.75", "4", "54.3"], ["tiny", "v4", "", "", "", "2", ""]]
+    assert header == [
+        "size",
+        "model",
+        "kernels",
+        "step, us per kernel",
+        "step, ms",
+        "captured, ms",
+        "waits for the host, %",
+    ]
+    assert rows == [
+        ["tiny", "v1", "5", "1,750", "8.75", "4", "54.3"],
+        ["tiny", "v4", "", "", "", "2", ""],
+    ]
     assert cells(versions.limits(folder, Path("version3_before")))[1:] == rows[:1]
 
 
@@ -101,4 +133,7 @@ def test_curves_show_how_far_the_others_have_come(tmp_path):
         write_json(paths[-1], records.record(version=version, loss={"uniform": 6.9, "all": losses}))
     header, *rows = cells(versions.curves(*paths))
     assert header == ["largest difference to Version 1 up to step", "Version 2", "Version 3"]
-    assert rows == [[step, "1.0e-03", "0.0e+00" if step in ("8", "16") else "2.5e-01"] for step in ("8", "16", "24", "32", "40")]
+    assert rows == [
+        [step, "1.0e-03", "0.0e+00" if step in ("8", "16") else "2.5e-01"]
+        for step in ("8", "16", "24", "32", "40")
+    ]

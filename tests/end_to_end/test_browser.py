@@ -22,16 +22,24 @@ H200 = ROOT / "results" / "h200"
 def chromium() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    program = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=MOST_MS)
+        browser = playwright.chromium.launch(
+            executable_path=program, args=["--no-sandbox"], timeout=MOST_MS
+        )
         yield browser
         browser.close()
 
 
 @pytest.fixture
 def opened(chromium, tmp_path) -> Iterator[Callable[..., Any]]:
-    """opened(html, width=1920): the page. Fails at the end if one wrote to the console or asked for anything but itself."""
+    """opened(html, width=1920): the page. Fails at the end if one wrote to the console or asked for
+    anything but itself.
+    """
     wrong: list[str] = []
     pages = []
 
@@ -42,7 +50,12 @@ def opened(chromium, tmp_path) -> Iterator[Callable[..., Any]]:
         page.set_default_timeout(MOST_MS)
         page.on("console", lambda message: wrong.append(message.text))
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda request: request.url.startswith(("data:", path.as_uri())) or wrong.append(request.url))
+        page.on(
+            "request",
+            lambda request: (
+                request.url.startswith(("data:", path.as_uri())) or wrong.append(request.url)
+            ),
+        )
         page.goto(path.as_uri())
         pages.append(page)
         return page
@@ -61,7 +74,9 @@ def built(*paths: Path) -> str:
 def gpu_page(tmp_path) -> str:
     """Of the two steps of `small_traces.gpu_trace`."""
     (tmp_path / "trace_2.json").write_text(json.dumps(gpu_trace()))
-    write_profile(tmp_path / "profile_2.json", tmp_path / "trace_2.json", device__name="NVIDIA H100 80GB HBM3")
+    write_profile(
+        tmp_path / "profile_2.json", tmp_path / "trace_2.json", device__name="NVIDIA H100 80GB HBM3"
+    )
     return built(tmp_path / "profile_2.json")
 
 
@@ -78,8 +93,9 @@ def press(page: Any, name: str) -> dict[str, str]:
           const [plugin, {source, level}] = flat.findLast(([_, node]) => node.source.name === name);
           const {x, y, w} = plugin.calcRect(source.start, source.duration, level);
           return {x: x + w / 2, y: y + plugin.renderEngine.position + 8};
-        }""", name,
-    )  # fmt: skip
+        }""",
+        name,
+    )
     page.locator("canvas").first.hover(position=place)
     frame(page)  # the library looks for what lies below the mouse a frame later
     page.locator("canvas").first.click(position=place)
@@ -89,7 +105,11 @@ def press(page: Any, name: str) -> dict[str, str]:
 
 def test_a_kernel_shows_its_numbers(opened, gpu_page):
     found = press(opened(gpu_page), "gemm")
-    assert found["operator"] == "aten::mm" and found["shapes"] == "[[4, 8], [8, 8]]" and found["track"] == "GPU, stream 7"
+    assert (
+        found["operator"] == "aten::mm"
+        and found["shapes"] == "[[4, 8], [8, 8]]"
+        and found["track"] == "GPU, stream 7"
+    )
     assert found["time"] == "59 us" and found["span"] == "mlp"
 
 
@@ -100,10 +120,15 @@ def test_pages_fit_a_desktop_and_a_phone(opened, tmp_path, width, theme):
     record_cpu_trace(tmp_path / "trace_1.json")
     write_profile(tmp_path / "profile_1.json", tmp_path / "trace_1.json")
     events = [
-        {"ph": kind, "name": "work", "pid": 1, "tid": 1, "ts": time} for kind, time in (("B", 1), ("B", 2), ("E", 3), ("E", 9))
+        {"ph": kind, "name": "work", "pid": 1, "tid": 1, "ts": time}
+        for kind, time in (("B", 1), ("B", 2), ("E", 3), ("E", 9))
     ]
     (tmp_path / "other.json").write_text(json.dumps({"traceEvents": events}))
-    runs = tmp_path / "profile_1.json", tmp_path / "other.json", H200 / "traces" / "v4_small.json.gz"
+    runs = (
+        tmp_path / "profile_1.json",
+        tmp_path / "other.json",
+        H200 / "traces" / "v4_small.json.gz",
+    )
     for html in map(built, runs):
         page = opened(html, width, color_scheme=theme)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -112,4 +137,8 @@ def test_pages_fit_a_desktop_and_a_phone(opened, tmp_path, width, theme):
         assert background == ("rgb(22, 22, 22)" if theme == "dark" else "rgb(255, 255, 255)")
         for figure in page.locator("figure svg").all():
             box = figure.bounding_box()
-            assert box["x"] >= 0 and box["x"] + box["width"] <= width and box["width"] > min(0.8 * width, 500)
+            assert (
+                box["x"] >= 0
+                and box["x"] + box["width"] <= width
+                and box["width"] > min(0.8 * width, 500)
+            )

@@ -1,4 +1,6 @@
-"""A file that is cut off, empty or of another program is refused in one line that names it, by the reader of each schema."""
+"""A file that is cut off, empty or of another program is refused in one line that names it, by the
+reader of each schema.
+"""
 
 import json
 import shutil
@@ -42,14 +44,29 @@ def copied(source: Path) -> Callable[[Path], object]:
 
 
 def write_flops(path: Path) -> None:
-    shutil.move(flop_counters.write(path.parent, {"DeepSpeed": {"forward": 10, "backward": 20}}, records.record())[0], path)
+    shutil.move(
+        flop_counters.write(
+            path.parent, {"DeepSpeed": {"forward": 10, "backward": 20}}, records.record()
+        )[0],
+        path,
+    )
 
 
-GUESS = {"profile": "p", "profiled": "2026", "change": "flash-attention", "expected": 1.3, "bound": 1.5}
+GUESS = {
+    "profile": "p",
+    "profiled": "2026",
+    "change": "flash-attention",
+    "expected": 1.3,
+    "bound": 1.5,
+}
 GUESSES = {"schema": "tiny-llama-predictions/1", "predictions": [GUESS]}
 VALID = [
     Valid("metrics.json", of(records.record()), run_record.read_timed),
-    Valid("profile_1.json", of(records.profile(records.record(), [{"name": "aten::mm"}])), step_profile.read),
+    Valid(
+        "profile_1.json",
+        of(records.profile(records.record(), [{"name": "aten::mm"}])),
+        step_profile.read,
+    ),
     Valid("flops_profile.json", write_flops, flop_counts.read),
     Valid("trace_1.json", lambda path: path.write_text(json.dumps(gpu_trace())), chrome_trace.load),
     Valid("a_kernel_trace.csv", copied(FIXTURES / "new_kernel_trace.csv"), load_kernels.load),
@@ -57,11 +74,23 @@ VALID = [
     Valid("a_results.db", write_database, load_kernels.load),
     Valid("pmc_perf.csv", copied(FIXTURES / "pmc_perf_long.csv"), load_kernels.load),
     Valid("ncu_details.csv", copied(FIXTURES / "ncu_details.csv"), load_kernels.load),
-    Valid("fusion_ablation.json", copied(RESULTS / "h100/v2_ablation_tiny_fp32.json"), ablation_effects.analyze),
-    Valid("benchmark.json", copied(RESULTS / "cpu/benchmark_tiny_fp32.json"), benchmark_report.analyze),
-    Valid("metrics_kernels.json", copied(RESULTS / "h100/kernels_loss.json"), kernel_benchmark.analyze),
+    Valid(
+        "fusion_ablation.json",
+        copied(RESULTS / "h100/v2_ablation_tiny_fp32.json"),
+        ablation_effects.analyze,
+    ),
+    Valid(
+        "benchmark.json", copied(RESULTS / "cpu/benchmark_tiny_fp32.json"), benchmark_report.analyze
+    ),
+    Valid(
+        "metrics_kernels.json", copied(RESULTS / "h100/kernels_loss.json"), kernel_benchmark.analyze
+    ),
     Valid("predictions.json", of(GUESSES), lambda path: read(path, Predictions)),
-    Valid("config.yaml", lambda path: path.write_text("model: {hidden_size: 64}"), lambda path: config.resolve(file=path)),
+    Valid(
+        "config.yaml",
+        lambda path: path.write_text("model: {hidden_size: 64}"),
+        lambda path: config.resolve(file=path),
+    ),
 ]
 FOREIGN = {
     ".json": b'{"schema": "another"}',
@@ -72,7 +101,9 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("valid", VALID, ids=lambda valid: valid.name)
-def test_a_file_that_is_cut_off_empty_or_foreign_is_refused_in_one_line(tmp_path: Path, valid: Valid):
+def test_a_file_that_is_cut_off_empty_or_foreign_is_refused_in_one_line(
+    tmp_path: Path, valid: Valid
+):
     path = tmp_path / valid.name
     valid.write(path)
     valid.read(path)

@@ -1,4 +1,6 @@
-"""The documents tell the truth: generated parts are fresh, paths exist, and commands are accepted; test_walk.py runs them."""
+"""The documents tell the truth: generated parts are fresh, paths exist, and commands are accepted;
+test_walk.py runs them.
+"""
 
 import itertools
 import pkgutil
@@ -17,27 +19,48 @@ import pytest
 
 VERSIONS = sorted({path.parent for path in ROOT.glob("version*/tiny_llama_v*.py")}, reverse=True)
 DOCUMENTS = rewrite.documents()
-each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+each_document = pytest.mark.parametrize(
+    "document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))
+)
 ANCHORED_LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)]+)\)")
 PATH = re.compile(r"(?:\.\./)*\b(?:common|tests|results)/(?!NAME)[\w./-]*\w(?![\w*{$[])")
 MODULE = re.compile(r"\bcommon(?:\.\w+)+(?!\.md)")
 RECORDED = re.compile(r"\.\./results/\S+\.(?:json|gz)\b|\.\./tests/fixtures/")
 # Scripts that hand flags which are not theirs to a version.
-HAND_ON = ("validate_numerical_accuracy.py", "optimize_batch_size.py", "run_all_profilers.sh", "run_rocprof*.sh")
+HAND_ON = (
+    "validate_numerical_accuracy.py",
+    "optimize_batch_size.py",
+    "run_all_profilers.sh",
+    "run_rocprof*.sh",
+)
 
 
 def calls(line: str) -> list[list[str]]:
-    """[script, arguments...] of each `python script.py`, `torchrun ... script.py` and `bash script.sh` in a shell line.
+    """[script, arguments...] of each `python script.py`, `torchrun ... script.py` and `bash
+    script.sh` in a shell line.
 
     A command after `--` is a call of its own.
     """
-    return [shlex.split(call) for part in re.split(r" -- (?=python|bash|torchrun)", line) for call in CALL.findall(part)]
+    return [
+        shlex.split(call)
+        for part in re.split(r" -- (?=python|bash|torchrun)", line)
+        for call in CALL.findall(part)
+    ]
 
 
 def find_script(document: Path, script: str) -> Path | None:
-    """As seen from the document's folder, from the version folder above it, or else from the newest version that has it."""
+    """As seen from the document's folder, from the version folder above it, or else from the newest
+    version that has it.
+    """
     above = [folder for folder in VERSIONS if folder in document.parents]
-    return next((folder / script for folder in (document.parent, *above, *VERSIONS) if (folder / script).is_file()), None)
+    return next(
+        (
+            folder / script
+            for folder in (document.parent, *above, *VERSIONS)
+            if (folder / script).is_file()
+        ),
+        None,
+    )
 
 
 def flags(script: Path) -> set[str]:
@@ -65,9 +88,13 @@ def slug(heading: str) -> str:
 
 
 def anchors(document: Path) -> set[str]:
-    """Its anchors, and those that GitHub makes of its headings: lower case, without punctuation, hyphens for spaces."""
+    """Its anchors, and those that GitHub makes of its headings: lower case, without punctuation,
+    hyphens for spaces.
+    """
     text = document.read_text(encoding="utf-8")
-    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE
+    )
     return {slug(heading) for heading in headings} | set(re.findall(r'<a id="([\w-]+)"></a>', text))
 
 
@@ -77,7 +104,9 @@ def test_links_lead_to_files_and_anchors_that_exist(document):
     for target in LINK.findall(text):
         assert (document.parent / target).exists(), target
     for target, anchor in ANCHORED_LINK.findall(text):
-        assert anchor in anchors(document.parent / target if target else document), f"{target}#{anchor}"
+        assert anchor in anchors(document.parent / target if target else document), (
+            f"{target}#{anchor}"
+        )
 
 
 @each_document
@@ -90,18 +119,27 @@ def test_named_files_and_modules_exist(document):
 
 
 def test_every_picture_is_shown():
-    shown = {name for path in DOCUMENTS for name in re.findall(r"pictures/([\w-]+\.\w+)", path.read_text(encoding="utf-8"))}
+    shown = {
+        name
+        for path in DOCUMENTS
+        for name in re.findall(r"pictures/([\w-]+\.\w+)", path.read_text(encoding="utf-8"))
+    }
     assert {path.name for path in (ROOT / "pictures").iterdir()} == shown
 
 
-def test_documented_scripts_and_flags_exist():  # one test, so that each script is asked for its flags once
+# one test, so that each script is asked for its flags once
+def test_documented_scripts_and_flags_exist():
     pytest.importorskip("triton", reason="needs Triton")
     for document, line in [(path, line) for path in DOCUMENTS for line in commands(path)]:
         place = f"in {document.relative_to(ROOT)}: {line}"
         for script, *arguments in calls(line):
             path = find_script(document, script)
             assert path, f"no {script}, {place}"
-            unknown = {argument.split("=")[0] for argument in arguments if argument.startswith("--")} - flags(path) - {"--"}
+            unknown = (
+                {argument.split("=")[0] for argument in arguments if argument.startswith("--")}
+                - flags(path)
+                - {"--"}
+            )
             assert not unknown, f"{unknown} {place}"
         for script, chosen in TESTS.findall(line):
             path = find_script(document, script)
@@ -118,15 +156,29 @@ def shown_of_recorded_files() -> Iterator[tuple[Path, str, str]]:
         blocks = document.read_text().split("```")[1::2]
         for block, output in itertools.pairwise(blocks):
             lines = block.splitlines()[1:]
-            if block.startswith("bash\n") and output.startswith("text\n") and all(RECORDED.search(line) for line in lines):
+            if (
+                block.startswith("bash\n")
+                and output.startswith("text\n")
+                and all(RECORDED.search(line) for line in lines)
+            ):
                 yield document, "\n".join(lines), output.removeprefix("text\n")
 
 
-@pytest.mark.parametrize("document, script, shown", [*shown_of_recorded_files()], ids=lambda value: getattr(value, "stem", ""))
-def test_an_output_that_a_page_shows_of_recorded_files_is_what_its_commands_print(document, script, shown, tmp_path):
-    script = script.replace("python ", f"{shlex.quote(sys.executable)} ").replace("--output-dir ", f"--output-dir {tmp_path}/")
+@pytest.mark.parametrize(
+    "document, script, shown",
+    [*shown_of_recorded_files()],
+    ids=lambda value: getattr(value, "stem", ""),
+)
+def test_an_output_that_a_page_shows_of_recorded_files_is_what_its_commands_print(
+    document, script, shown, tmp_path
+):
+    script = script.replace("python ", f"{shlex.quote(sys.executable)} ").replace(
+        "--output-dir ", f"--output-dir {tmp_path}/"
+    )
     folder = next(folder for folder in VERSIONS if folder in document.parents)
-    done = subprocess.run(["bash", "-ec", script], cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["bash", "-ec", script], cwd=folder, capture_output=True, text=True, check=True
+    )
     printed = {" ".join(line.split()) for line in done.stdout.splitlines()}
     assert {" ".join(line.split()) for line in shown.splitlines()} - {""} <= printed
 
@@ -134,7 +186,11 @@ def test_an_output_that_a_page_shows_of_recorded_files_is_what_its_commands_prin
 def problem(page: Path, anchor: str) -> str:
     """The text of a problem from its heading on."""
     text = page.read_text(encoding="utf-8")
-    [start] = [found.end() for found in re.finditer(r"^## (.*)$", text, re.MULTILINE) if slug(found[1]) == anchor]
+    [start] = [
+        found.end()
+        for found in re.finditer(r"^## (.*)$", text, re.MULTILINE)
+        if slug(found[1]) == anchor
+    ]
     return text[start:]
 
 
@@ -146,10 +202,17 @@ def rows_of_table(text: str, first: str) -> list[list[str]]:
 
 def test_the_route_of_four_hours_adds_up_and_has_the_minutes_of_its_problems():
     total = 0
-    for stop, reading, problems, minutes in rows_of_table((ROOT / "README.md").read_text(encoding="utf-8"), "stop"):
-        own = [(page, anchor, int(number)) for page, anchor, number in re.findall(r"\]\(([^)#]+)#([^)]+)\) (\d+)", problems)]
+    for stop, reading, problems, minutes in rows_of_table(
+        (ROOT / "README.md").read_text(encoding="utf-8"), "stop"
+    ):
+        own = [
+            (page, anchor, int(number))
+            for page, anchor, number in re.findall(r"\]\(([^)#]+)#([^)]+)\) (\d+)", problems)
+        ]
         for page, anchor, number in own:
-            assert problem(ROOT / page, anchor).lstrip().startswith(f"*{number} min on a laptop"), anchor
+            assert problem(ROOT / page, anchor).lstrip().startswith(f"*{number} min on a laptop"), (
+                anchor
+            )
         assert int(reading) + sum(number for *_, number in own) == int(minutes), stop
         total += int(minutes)
     assert total == 4 * 60
@@ -163,7 +226,11 @@ def minutes_in(cell: str) -> int:
 def test_the_instructors_agendas_add_up_and_have_the_minutes_of_the_problems():
     """So do the slides."""
     pages = "\n".join(page.read_text(encoding="utf-8") for page in DOCUMENTS)
-    known = set(re.findall(r"^##+ Problem (?:\d )?\((\w+)\).*\n+\*(\d+) min on a laptop", pages, re.MULTILINE))
+    known = set(
+        re.findall(
+            r"^##+ Problem (?:\d )?\((\w+)\).*\n+\*(\d+) min on a laptop", pages, re.MULTILINE
+        )
+    )
     guide = (ROOT / "INSTRUCTOR_GUIDE.md").read_text(encoding="utf-8")
     for text in (guide, (ROOT / "slides/slides.md").read_text(encoding="utf-8")):
         named = set(re.findall(r"\((\w+)\),? (\d+)", text))
@@ -185,15 +252,31 @@ def numbers(text: str) -> set[str]:
 
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda folder: folder.name)
 def test_the_story_of_a_version_has_the_numbers_of_the_tables(version):
-    """Or what they round to, or their product. Tables of the appendix and of the log count as well; a bound by FLOPs is named."""
+    """Or what they round to, or their product. Tables of the appendix and of the log count as well;
+    a bound by FLOPs is named.
+    """
     derived = {"0.2", "9.7", "4.3", "139"}
     page = (version / "README.md").read_text(encoding="utf-8")
-    story = "".join(page.partition(f"\n## {part}\n")[2].partition("\n## ")[0] for part in ("Measured", "What limits it now"))
-    shown = [page, *((ROOT / name).read_text(encoding="utf-8") for name in ("TECHNICAL_APPENDICES.md", "LOG.md"))]
+    story = "".join(
+        page.partition(f"\n## {part}\n")[2].partition("\n## ")[0]
+        for part in ("Measured", "What limits it now")
+    )
+    shown = [
+        page,
+        *(
+            (ROOT / name).read_text(encoding="utf-8")
+            for name in ("TECHNICAL_APPENDICES.md", "LOG.md")
+        ),
+    ]
     rows = re.findall(r"^\|.*", "\n".join(shown), re.MULTILINE)
-    known = {float(number.replace(",", "")) for number in re.findall(r"\b\d[\d,]*(?:\.\d+)?", "\n".join(rows))}
+    known = {
+        float(number.replace(",", ""))
+        for number in re.findall(r"\b\d[\d,]*(?:\.\d+)?", "\n".join(rows))
+    }
     for kernels, us in re.findall(r"([\d,]+) x ([\d.]+) us\s+= ", story):
         known.add(float(kernels.replace(",", "")) * float(us) / 1e3)
     for number in numbers(rewrite.MARKED.sub("", story)) - derived:
         _, _, decimals = number.partition(".")
-        assert float(number.replace(",", "")) in {round(value, len(decimals)) for value in known}, number
+        assert float(number.replace(",", "")) in {round(value, len(decimals)) for value in known}, (
+            number
+        )

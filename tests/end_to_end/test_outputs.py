@@ -23,7 +23,10 @@ def copied(source: Path) -> Callable[[Path], object]:
 
 CONFIG = text("model: {hidden_size: 32, num_layers: 1, num_attention_heads: 4, vocab_size: 300}")
 WORDS, DATABASE = text("a b\n" * 999), lambda path: write_database(path, [("kernel", 0, 9)])
-TRACE, PROFILE = copied(FIXTURES / "new_kernel_trace.csv"), copied(ROOT / "results/cpu/v1_tiny_profile.json.gz")
+TRACE, PROFILE = (
+    copied(FIXTURES / "new_kernel_trace.csv"),
+    copied(ROOT / "results/cpu/v1_tiny_profile.json.gz"),
+)
 # A script, its arguments, the input that an output would overwrite, and what writes that input.
 CLASHES: list[tuple[Path, str, str, Callable[[Path], object]]] = [
     (V1 / "tiny_llama_v1.py", "--data in --metrics-out OUT", "in", WORDS),
@@ -31,18 +34,29 @@ CLASHES: list[tuple[Path, str, str, Callable[[Path], object]]] = [
     (ROOT / "page.py", "in/a.json.gz --output OUT", "in/a.json.gz", PROFILE),
     (V2 / "analyze_kernel_launches.py", "--trace-file in --csv-out OUT", "in/a.csv", TRACE),
     (V2 / "analyze_kernel_launches.py", "--trace-file in --csv-out OUT", "in/a.db", DATABASE),
-    (V2 / "benchmark_suite.py", "--models v1 --config in/benchmark.json --output-dir in", "in/benchmark.json", CONFIG),
-]  # fmt: skip
+    (
+        V2 / "benchmark_suite.py",
+        "--models v1 --config in/benchmark.json --output-dir in",
+        "in/benchmark.json",
+        CONFIG,
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    ("script", "arguments", "name", "write"), CLASHES, ids=[f"{script.stem} {name}" for script, _, name, _ in CLASHES]
+    ("script", "arguments", "name", "write"),
+    CLASHES,
+    ids=[f"{script.stem} {name}" for script, _, name, _ in CLASHES],
 )
-def test_an_input_is_not_overwritten(refused, tmp_path, script: Path, arguments: str, name: str, write) -> None:
+def test_an_input_is_not_overwritten(
+    refused, tmp_path, script: Path, arguments: str, name: str, write
+) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     write(tmp_path / name)
     before, run = (tmp_path / name).read_bytes(), RUN if script.stem == "tiny_llama_v1" else ()
-    assert "is an input of this command: name another file" in refused(script, *arguments.replace("OUT", name).split(), *run)
+    assert "is an input of this command: name another file" in refused(
+        script, *arguments.replace("OUT", name).split(), *run
+    )
     assert (tmp_path / name).read_bytes() == before
 
 
@@ -50,4 +64,9 @@ def test_an_output_of_the_run_before_is_no_input(execute, tmp_path) -> None:
     """The folder is searched for traces again, and the table of the run before is among its files."""
     shutil.copy(FIXTURES / "new_kernel_trace.csv", tmp_path)
     for _ in range(2):
-        assert "written" in execute(V2 / "analyze_kernel_launches.py", "--trace-file", ".", "--csv-out", "launches.csv").out
+        assert (
+            "written"
+            in execute(
+                V2 / "analyze_kernel_launches.py", "--trace-file", ".", "--csv-out", "launches.csv"
+            ).out
+        )

@@ -4,7 +4,10 @@ from tests.conftest import ROOT
 
 import pytest
 
-V1, V2, V3, V4 = (f"{ROOT}/version{name}" for name in ("1_pytorch_baseline", "2_pytorch_fused", "3_triton", "4_ultra_fused"))
+V1, V2, V3, V4 = (
+    f"{ROOT}/version{name}"
+    for name in ("1_pytorch_baseline", "2_pytorch_fused", "3_triton", "4_ultra_fused")
+)
 BASELINE, FUSED = f"--baseline {V1}/tiny_llama_v1.py", f"--optimized {V2}/tiny_llama_v2.py"
 REFUSED = {
     f"{V1}/analyze_gemm_operations.py": {
@@ -34,11 +37,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(
-    "script, flags, message", [(script, *case) for script, cases in REFUSED.items() for case in cases.items()],
+    "script, flags, message",
+    [(script, *case) for script, cases in REFUSED.items() for case in cases.items()],
     ids=lambda value: value.removeprefix(f"{ROOT}/").replace(f"{ROOT}/", "")[:60],
-)  # fmt: skip
+)
 def test_bad_input_is_one_line_and_nothing_is_written(refused, tmp_path, script, flags, message):
     (tmp_path / "wrong.yaml").write_text("model: {hidden: 3}\n")
     assert message in refused(script, *flags.split())
-    left = {path.name for path in tmp_path.rglob("*")} - {"batch_size_search"}  # a folder that stays empty
+    # a folder that stays empty
+    left = {path.name for path in tmp_path.rglob("*")} - {"batch_size_search"}
     assert left == {"wrong.yaml"}

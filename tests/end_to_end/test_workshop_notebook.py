@@ -54,7 +54,9 @@ def test_every_cell_runs_with_a_small_model(execute, tmp_path, monkeypatch):
         if "run" in space:
             space |= {"run": run, "OUTPUT": tmp_path}
     assert [text.count("\nv1: completed") for text in printed] == [1, 1, 1, 0]
-    assert "setup ok: " in printed[0] and re.search(r"^attention +[\d.]+ ", printed[3], re.MULTILINE)
+    assert "setup ok: " in printed[0] and re.search(
+        r"^attention +[\d.]+ ", printed[3], re.MULTILINE
+    )
     assert space["first"]["loss"]["all"] == space["second"]["loss"]["all"]
     assert len(space["first"]["step_ms"]["all"]) == 20
     space["plt"].close("all")
@@ -65,7 +67,9 @@ def clone(tmp_path) -> Path:
     """What of the repository the notebook uses, in a folder with a space in its name."""
     folder = tmp_path / "a clone"
     for name in ("common", "version1_pytorch_baseline"):
-        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
     return folder
 
 
@@ -87,11 +91,17 @@ def test_without_a_repository_it_is_cloned(tmp_path):
     git = ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@b"]
     for arguments in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "a"]):
         subprocess.run([*git, *arguments], check=True)
-    assert "put the address to clone from into REPOSITORY" in in_a_process(CODE[:1], folder, check=1).stderr
+    assert (
+        "put the address to clone from into REPOSITORY"
+        in in_a_process(CODE[:1], folder, check=1).stderr
+    )
 
     setup = CODE[0].replace('REPOSITORY = ""', f"REPOSITORY = {f'file://{source}'!r}")
     for _ in range(2):  # the second time it is there
-        assert in_a_process([setup], folder).stdout == f"repository: {folder / 'tiny-llama-workshop'}\n"
+        assert (
+            in_a_process([setup], folder).stdout
+            == f"repository: {folder / 'tiny-llama-workshop'}\n"
+        )
 
 
 def test_measured_shares_are_those_of_the_appendix():
@@ -102,6 +112,8 @@ def test_measured_shares_are_those_of_the_appendix():
 
 
 def test_it_is_stored_without_what_a_run_left_and_its_links_lead_somewhere():
-    assert not any(cell["outputs"] or cell["execution_count"] for cell in CELLS if cell["cell_type"] == "code")
+    assert not any(
+        cell["outputs"] or cell["execution_count"] for cell in CELLS if cell["cell_type"] == "code"
+    )
     links = re.findall(r"\]\((?!https?:)([^)#]+)", TEXT)
     assert links and all((ROOT / target).exists() for target in links)

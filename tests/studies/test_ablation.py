@@ -1,4 +1,6 @@
-"""The ablation: a measured study holds every combination, torch.compile may be missing, and a signal ends it."""
+"""The ablation: a measured study holds every combination, torch.compile may be missing, and a
+signal ends it.
+"""
 
 import os
 import signal
@@ -20,7 +22,11 @@ SCRIPT = ROOT / "version2_pytorch_fused/fusion_ablation_study.py"
 
 def test_all_combinations_are_16_and_the_short_list_10():
     every = ablation.combinations(True, True)
-    assert len(every) == len(set(every)) == 16 and every[0] == (False,) * 4 and every[-1] == (True,) * 4
+    assert (
+        len(every) == len(set(every)) == 16
+        and every[0] == (False,) * 4
+        and every[-1] == (True,) * 4
+    )
     assert sorted(map(sum, ablation.combinations(False, True))) == [0, 1, 1, 1, 1, 3, 3, 3, 3, 4]
     without = ablation.combinations(True, False)
     assert len(without) == 8 and not any(fusions[-1] for fusions in without)
@@ -29,16 +35,26 @@ def test_all_combinations_are_16_and_the_short_list_10():
 
 @pytest.fixture
 def study(config, tmp_path, monkeypatch) -> Callable[..., tuple[dict, str]]:
-    """study(*flags, rounds=1, code=0): what is measured without torch.compile, and its report; `code` is the exit code.
+    """study(*flags, rounds=1, code=0): what is measured without torch.compile, and its report;
+    `code` is the exit code.
 
     To compile its eight models would take minutes.
     """
 
     def run(*flags: str, rounds: int = 1, code: int = 0) -> tuple[dict, str]:
-        monkeypatch.setattr(devices, "compile_problem", lambda device: "torch.compile does not work here: no compiler")
+        monkeypatch.setattr(
+            devices,
+            "compile_problem",
+            lambda device: "torch.compile does not work here: no compiler",
+        )
         monkeypatch.delenv("PYTORCH_FALLBACK_ATTENTION", raising=False)
         path = tmp_path / "fusion_ablation.json"
-        assert ablation.measure(tiny_llama_v2, study_options.resolved(config, *flags), True, rounds, path) == code
+        assert (
+            ablation.measure(
+                tiny_llama_v2, study_options.resolved(config, *flags), True, rounds, path
+            )
+            == code
+        )
         return read_json(path, schema_of(Ablation)), ablation_effects.analyze(path).terminal()
 
     return run
@@ -53,18 +69,34 @@ def few_combinations(monkeypatch) -> None:
 def test_a_study_of_version_2(study, capsys):
     measured, text = study(rounds=2)
     printed = capsys.readouterr().out
-    assert printed.startswith("left out: torch.compile does not work here: no compiler\n") and "round 2 of 2: 8 comb" in printed
+    assert (
+        printed.startswith("left out: torch.compile does not work here: no compiler\n")
+        and "round 2 of 2: 8 comb" in printed
+    )
     found = measured["combinations"]
     assert len(found) == 8 and measured["counted"] == "operators"
     losses = [c["loss"] for c in found]
-    assert max(losses) - min(losses) < 1e-5 and {c["steps"] for c in found} == {3 + 2 * (1 + measured["steps_per_round"]) + 1}
-    assert all(len(c["round_ms"]) == 2 and c["step_ms"]["count"] == 2 * measured["steps_per_round"] for c in found)
+    assert max(losses) - min(losses) < 1e-5 and {c["steps"] for c in found} == {
+        3 + 2 * (1 + measured["steps_per_round"]) + 1
+    }
+    assert all(
+        len(c["round_ms"]) == 2 and c["step_ms"]["count"] == 2 * measured["steps_per_round"]
+        for c in found
+    )
     assert all(c["peak_mib"] is None for c in found)  # on a CPU
     launches = {ablation_effects.label(c): c["launches_per_step"] for c in found}
-    assert min(launches, key=launches.get) == "QKV + flash + SwiGLU" and max(launches, key=launches.get) == "none"
-    # Forward 2 products and backward 4 less in each of two layers, and the sums of input gradients that they need.
+    assert (
+        min(launches, key=launches.get) == "QKV + flash + SwiGLU"
+        and max(launches, key=launches.get) == "none"
+    )
+    # Forward 2 products and backward 4 less in each of two layers, and the sums of input gradients
+    # that they need.
     assert launches["QKV"] < launches["none"] - 10
-    assert "Left out: torch.compile" in text and "operator calls/step" in text and "launches no kernels" in text
+    assert (
+        "Left out: torch.compile" in text
+        and "operator calls/step" in text
+        and "launches no kernels" in text
+    )
 
 
 @pytest.mark.usefixtures("few_combinations")

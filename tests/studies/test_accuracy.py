@@ -20,7 +20,11 @@ import torch.nn.functional as F
 from torch import nn
 
 V2 = ROOT / "version2_pytorch_fused"
-SCRIPT, BASELINE, FUSED = V2 / "validate_numerical_accuracy.py", V1 / "tiny_llama_v1.py", V2 / "tiny_llama_v2.py"
+SCRIPT, BASELINE, FUSED = (
+    V2 / "validate_numerical_accuracy.py",
+    V1 / "tiny_llama_v1.py",
+    V2 / "tiny_llama_v2.py",
+)
 COMMAND = (SCRIPT, "--baseline", BASELINE, "--optimized", FUSED)
 
 
@@ -37,19 +41,24 @@ def compare(config: Path, optimized: ModuleType, *flags: str) -> list[accuracy.T
     return accuracy.compare(tiny_llama_v1, optimized, study_options.resolved(config, *flags), [])
 
 
-def test_within_the_tolerance_the_worst_is_named_past_it_the_exit_code_is_1_and_own_flags_reach_the_version(execute, config):
+def test_within_the_tolerance_the_worst_is_named_past_it_the_exit_code_is_1_and_own_flags_reach_the_version(
+    execute, config
+):
     said = execute(*COMMAND, "--tolerance", "1e-4", "--config", config).out
     lines, verdict = said.splitlines(), " ".join(said[said.index("PASS: ") :].split())
     header = next(i for i, line in enumerate(lines) if line.startswith("tensor "))
     assert lines[header + 1].split("  ")[0] in verdict
-    assert len([line for line in lines if line.startswith("gradient of ")]) == 2 * 9 + 2  # each weight of Version 1 once
+    # each weight of Version 1 once
+    assert len([line for line in lines if line.startswith("gradient of ")]) == 2 * 9 + 2
 
     arguments = (*COMMAND, "--config", config, "--tolerance", "0")
     execute(*arguments, "--disable-all-fusion")  # bit for bit
     assert "FAIL: " in execute(*arguments, check=1).out
 
 
-@pytest.mark.parametrize("flags, least, most", [((), 1e-8, 1e-5), (("--use-amp",), 1e-4, 0.2)], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "flags, least, most", [((), 1e-8, 1e-5), (("--use-amp",), 1e-4, 0.2)], ids=["fp32", "bf16"]
+)
 def test_errors_are_sorted_and_those_against_float64_are_a_yardstick(config, flags, least, most):
     found, chosen = compare(config, tiny_llama_v2, *flags), study_options.resolved(config, *flags)
     errors = [tensor.error for tensor in found]
@@ -59,9 +68,18 @@ def test_errors_are_sorted_and_those_against_float64_are_a_yardstick(config, fla
     expected = {tensor.name: tensor.rounding for tensor in found}
     assert {"logits", "loss", "gradient of layers.1.self_attn.k_proj.weight"} <= expected.keys()
     assert least < max(expected.values()) < most and errors[0] < 100 * max(expected.values())
-    assert accuracy.errors_against_float64(tiny_llama_v1, tiny_llama_v2, chosen, ["--disable-all-fusion"]) == expected
+    assert (
+        accuracy.errors_against_float64(
+            tiny_llama_v1, tiny_llama_v2, chosen, ["--disable-all-fusion"]
+        )
+        == expected
+    )
     fused = accuracy.errors_against_float64(tiny_llama_v1, tiny_llama_v2, chosen, [])
-    assert fused.keys() == expected.keys() and fused != expected and max(fused.values()) < 10 * max(expected.values())
+    assert (
+        fused.keys() == expected.keys()
+        and fused != expected
+        and max(fused.values()) < 10 * max(expected.values())
+    )
 
 
 def sees_one_token_more(q, k, v):
@@ -71,7 +89,10 @@ def sees_one_token_more(q, k, v):
 
 MISTAKES = {
     "the future is seen": (dict(attention=sees_one_token_more), "logits"),
-    "weights of norms forgotten": (dict(rms_norm=lambda x, weight, eps: rms_norm(x, weight / weight, eps)), "logits"),
+    "weights of norms forgotten": (
+        dict(rms_norm=lambda x, weight, eps: rms_norm(x, weight / weight, eps)),
+        "logits",
+    ),
     "queries not rotated": (
         dict(apply_rope=lambda q, k, cos, sin: (q, apply_rope(q, k, cos, sin)[1])),
         "gradient of layers.0.self_attn.q_proj.weight",
@@ -92,7 +113,10 @@ def test_a_mistake_is_found(config, mistake):
 
 def test_results_that_are_no_numbers_fail(config):
     errors = compare(config, altered(swiglu=lambda gate, up: swiglu(gate, up) * float("nan")))
-    assert errors[0].error == float("inf") and not accuracy.report(errors, study_options.resolved(config), 1e9)[1]
+    assert (
+        errors[0].error == float("inf")
+        and not accuracy.report(errors, study_options.resolved(config), 1e9)[1]
+    )
 
 
 def changed(change: Callable[[nn.Module], object]) -> ModuleType:
@@ -111,7 +135,9 @@ def freezes(model: nn.Module) -> None:
 
 
 def returns_others(model: nn.Module) -> None:
-    model.baseline_state_dict = lambda: {name: weight + 1 for name, weight in model.state_dict().items()}
+    model.baseline_state_dict = lambda: {
+        name: weight + 1 for name, weight in model.state_dict().items()
+    }
 
 
 def has_other_names(model: nn.Module) -> None:
@@ -120,10 +146,14 @@ def has_other_names(model: nn.Module) -> None:
     del attention.o_proj
 
 
-@pytest.mark.parametrize("change, message", [
-    (freezes, "layers.1.mlp.down_proj.weight gets no gradient"), (returns_others, "do not come back"),
-    (has_other_names, "do not load: missing .*out_proj"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (freezes, "layers.1.mlp.down_proj.weight gets no gradient"),
+        (returns_others, "do not come back"),
+        (has_other_names, "do not load: missing .*out_proj"),
+    ],
+)
 def test_a_weight_without_gradient_or_that_does_not_come_back_is_an_error(config, change, message):
     with pytest.raises(RunError, match=message):
         compare(config, changed(change))

@@ -1,4 +1,6 @@
-"""The benchmark: its cells are planned and measured in turn, failures are results, and what one process does."""
+"""The benchmark: its cells are planned and measured in turn, failures are results, and what one
+process does.
+"""
 
 import signal
 
@@ -21,22 +23,37 @@ KNOWN = known_models.find(ROOT)
 def test_shapes_are_resolved_smallest_first(config):
     models, shapes = benchmark.plan(study_options.benchmark(config, seq_lengths=[300, 8]), KNOWN)
     assert [model.name for model in models] == ["v1", "v2"]
-    assert [(shape.batch_size, shape.seq_len) for shape in shapes] == [(2, 8), (4, 8), (2, 300), (4, 300)]
+    assert [(shape.batch_size, shape.seq_len) for shape in shapes] == [
+        (2, 8),
+        (4, 8),
+        (2, 300),
+        (4, 300),
+    ]
     assert shapes[0].model.hidden_size == 32 and shapes[-1].model.max_sequence_length == 300
 
 
-RUN = {"step_ms": {"median": 2.0, "p20": 1.0, "p80": 3.0, "count": 2}, "peak_mib": 5.0, "kind": "GPU allocator"}
+RUN = {
+    "step_ms": {"median": 2.0, "p20": 1.0, "p80": 3.0, "count": 2},
+    "peak_mib": 5.0,
+    "kind": "GPU allocator",
+}
 
 
 def measured_with(outcome, config, path, found=RUN, **changes) -> tuple[int, list, dict]:
-    """What `measure` makes of processes that answer outcome(model, batch_size), by default "ok" and what was found."""
+    """What `measure` makes of processes that answer outcome(model, batch_size), by default "ok" and
+    what was found.
+    """
     calls = []
 
     def answer(work, device, timeout):
         model, shape = work.args[0], work.args[1 if work.func is benchmark.speed else 2]
         calls.append((model.name, shape.batch_size if work.func is benchmark.speed else "accuracy"))
         machine = {key: record()[key] for key in ("device", "environment")}
-        return machine | {"status": "ok", "reason": None, "found": found} | outcome(model.name, shape.batch_size)
+        return (
+            machine
+            | {"status": "ok", "reason": None, "found": found}
+            | outcome(model.name, shape.batch_size)
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(job_runner, "in_a_process", answer)
@@ -47,16 +64,31 @@ def measured_with(outcome, config, path, found=RUN, **changes) -> tuple[int, lis
 
 def test_models_are_measured_in_turn(config, tmp_path):
     code, calls, measured = measured_with(lambda *_: {}, config, tmp_path / "b.json")
-    assert code == 0 and calls == [("v1", 2), ("v2", 2), ("v1", 2), ("v2", 2), ("v1", 4), ("v2", 4), ("v1", 4), ("v2", 4)]
+    assert code == 0 and calls == [
+        ("v1", 2),
+        ("v2", 2),
+        ("v1", 2),
+        ("v2", 2),
+        ("v1", 4),
+        ("v2", 4),
+        ("v1", 4),
+        ("v2", 4),
+    ]
     assert measured["status"] == "completed" and measured["device"] == record()["device"]
-    assert [len(cell["runs"]) for cell in measured["cells"]] == [2] * 4 and measured["accuracy"] == []
+    assert [len(cell["runs"]) for cell in measured["cells"]] == [2] * 4 and measured[
+        "accuracy"
+    ] == []
 
 
 def test_accuracy_is_taken_at_the_smallest_shape_alone(config, tmp_path):
     found = {"gradient_error": 0.1}
-    _, calls, measured = measured_with(lambda *_: {}, config, tmp_path / "b.json", found, metrics=["accuracy"])
+    _, calls, measured = measured_with(
+        lambda *_: {}, config, tmp_path / "b.json", found, metrics=["accuracy"]
+    )
     assert calls == [("v1", "accuracy"), ("v2", "accuracy")] and measured["cells"] == []
-    assert {(entry["batch_size"], entry["sequence_length"]) for entry in measured["accuracy"]} == {(2, 8)}
+    assert {(entry["batch_size"], entry["sequence_length"]) for entry in measured["accuracy"]} == {
+        (2, 8)
+    }
 
 
 @pytest.mark.parametrize("status, code", [("out of memory", 0), ("timed out", 1), ("failed", 1)])
@@ -68,7 +100,9 @@ def test_a_failed_cell_is_not_repeated_and_the_rest_goes_on(status, code, config
     assert got == code and calls.count(("v2", 2)) == 1 and calls.count(("v2", 4)) == 2
     cell = measured["cells"][1]
     assert (cell["status"], cell["reason"]) == (status, "why")
-    assert f"- v2, B 2, S 8: {status}: why" in benchmark_report.analyze(tmp_path / "b.json").markdown()
+    assert (
+        f"- v2, B 2, S 8: {status}: why" in benchmark_report.analyze(tmp_path / "b.json").markdown()
+    )
 
 
 def test_a_signal_keeps_what_was_measured_and_starts_no_other_process(config, tmp_path):
@@ -81,7 +115,11 @@ def test_a_signal_keeps_what_was_measured_and_starts_no_other_process(config, tm
         return {"status": "failed", "reason": "stopped"}
 
     code, calls, measured = measured_with(outcome, config, tmp_path / "b.json")
-    assert code == 128 + signal.SIGTERM and calls == [("v1", 2), ("v2", 2)] and measured["status"] == "interrupted"
+    assert (
+        code == 128 + signal.SIGTERM
+        and calls == [("v1", 2), ("v2", 2)]
+        and measured["status"] == "interrupted"
+    )
     assert [cell["status"] for cell in measured["cells"]] == ["ok", "not run", "not run", "not run"]
 
 
@@ -104,7 +142,10 @@ def test_joules_a_step(monkeypatch):
     steps = []
     monkeypatch.setattr(benchmark, "ENERGY_SECONDS", 0.01)
     monkeypatch.setattr(benchmark.nvml, "joules", lambda: 7.0 + 2 * len(steps))
-    assert benchmark.joules_a_step(lambda: steps.append(0), torch.device("cpu")) == 2 and len(steps) > 1
+    assert (
+        benchmark.joules_a_step(lambda: steps.append(0), torch.device("cpu")) == 2
+        and len(steps) > 1
+    )
 
 
 def test_a_whole_benchmark(execute, config, monkeypatch, tmp_path):
@@ -119,18 +160,39 @@ def test_a_whole_benchmark(execute, config, monkeypatch, tmp_path):
     monkeypatch.setattr(job_runner, "in_a_process", run)
     names = ["v1", "hf" if external_baselines.importlib.util.find_spec("transformers") else "v2"]
     printed = execute(
-        SCRIPT, "--models", ",".join(names), "--batch-sizes", "2", "--seq-lengths", "9", "--config", config, "--num-steps", "2",
-        "--repeats", "1", "--metrics", "throughput,memory,accuracy",
-    )  # fmt: skip
+        SCRIPT,
+        "--models",
+        ",".join(names),
+        "--batch-sizes",
+        "2",
+        "--seq-lengths",
+        "9",
+        "--config",
+        config,
+        "--num-steps",
+        "2",
+        "--repeats",
+        "1",
+        "--metrics",
+        "throughput,memory,accuracy",
+    )
     assert f"{2 * len(names):4d} of {2 * len(names)}" in printed.out
     assert "process RSS" in printed.out
     folder = tmp_path / "benchmark_suite"
     assert sorted(path.suffix for path in folder.iterdir()) == [".csv", ".json", ".md"]
     measured = read_json(folder / "benchmark.json", schema_of(Benchmark))
-    assert measured["device"]["kind"] == "cpu" and measured["models"] == names and measured["precision"] == {"compute": "fp32"}
+    assert (
+        measured["device"]["kind"] == "cpu"
+        and measured["models"] == names
+        and measured["precision"] == {"compute": "fp32"}
+    )
     assert measured["packages"].keys() == ({"transformers"} if "hf" in names else set())
     for cell in measured["cells"]:
-        assert cell["status"] == "ok" and cell["runs"][0]["step_ms"]["count"] == 2 and cell["runs"][0]["peak_mib"] > 50
+        assert (
+            cell["status"] == "ok"
+            and cell["runs"][0]["step_ms"]["count"] == 2
+            and cell["runs"][0]["peak_mib"] > 50
+        )
     assert len(measured["accuracy"]) == len(names)
     for entry in measured["accuracy"]:
         assert 0 < entry["gradient_error"] < 1e-4 and 0 < entry["logits_error"] < 1e-5

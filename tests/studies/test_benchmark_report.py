@@ -37,7 +37,10 @@ def test_versions_without_their_kernels_and_noisy_cells_are_named(tmp_path):
         run["step_ms"]["p80"] = 2 * run["step_ms"]["median"]
     printed = " ".join(analyzed(measured, tmp_path)[0].split())
     assert "hf B 8 S 16 (110 %)." in printed
-    assert "No Triton kernels in v2: they need a GPU. PyTorch's operations were measured in their place." in printed
+    assert (
+        "No Triton kernels in v2: they need a GPU. PyTorch's operations were measured in their place."
+        in printed
+    )
 
 
 @pytest.mark.parametrize("metric, absent", [("memory", "accuracy"), ("accuracy", "cells")])
@@ -51,8 +54,14 @@ def test_ratios_are_against_the_first_model(tmp_path):
     found = benchmark_report.results(records.benchmark_of_shapes(("v2", "hf")))
     rows = benchmark_report.rows(found, "tokens_per_second", "speedup")
     assert [row[-2:] for row in rows[:2]] == [[2000, 1], [1000, 0.5]]
-    assert rows[-1][:3] == ["hf", 8, 16] and rows[-1][-2:] == [1000, None], "the first ran out of memory there"
-    shown = analyzed(records.benchmark_of_shapes(), tmp_path)[1].replace("|", " ").split("## Peak memory")[1]
+    assert rows[-1][:3] == ["hf", 8, 16] and rows[-1][-2:] == [1000, None], (
+        "the first ran out of memory there"
+    )
+    shown = (
+        analyzed(records.benchmark_of_shapes(), tmp_path)[1]
+        .replace("|", " ")
+        .split("## Peak memory")[1]
+    )
     assert "v2 4 8 600 1.33" in " ".join(shown.split())
 
 
@@ -64,7 +73,14 @@ def test_energy_and_every_process_are_shown(tmp_path):
     text, _ = analyzed(measured, tmp_path)
     assert " 12.8, 19.2 2,000 2 " in " ".join(text.replace("|", " ").split())
     found = benchmark_report.results(measured)
-    assert benchmark_report.rows(found, "ms", "joules", "mj_per_token")[1] == ["v2", 4, 8, 16, 0.5, 1e3 * 0.5 / 32]
+    assert benchmark_report.rows(found, "ms", "joules", "mj_per_token")[1] == [
+        "v2",
+        4,
+        8,
+        16,
+        0.5,
+        1e3 * 0.5 / 32,
+    ]
 
 
 def test_nothing_measured_is_an_error_that_says_why(tmp_path):
@@ -72,5 +88,7 @@ def test_nothing_measured_is_an_error_that_says_why(tmp_path):
     for entry in measured["cells"] + measured["accuracy"]:
         entry |= {"status": "failed", "reason": "no compiler", "runs": []}
     write_json(tmp_path / "benchmark.json", measured | {"device": None, "environment": None})
-    with pytest.raises(RunError, match="nothing was measured; the first: v1, B 4, S 8, failed: no compiler"):
+    with pytest.raises(
+        RunError, match="nothing was measured; the first: v1, B 4, S 8, failed: no compiler"
+    ):
         benchmark_report.analyze(tmp_path / "benchmark.json")

@@ -1,4 +1,6 @@
-"""GEMM analysis: the products are those that Version 1 runs, the numbers follow from the times, bad input is one line."""
+"""GEMM analysis: the products are those that Version 1 runs, the numbers follow from the times, bad
+input is one line.
+"""
 
 import csv
 from argparse import Namespace
@@ -18,7 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 SCRIPT = V1 / "analyze_gemm_operations.py"
 CONFIGS = {
-    "mha": ModelConfig(hidden_size=32, num_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=50),
+    "mha": ModelConfig(
+        hidden_size=32, num_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=50
+    ),
     "gqa": study_options.PEER.model_copy(update={"num_layers": 1, "intermediate_size": 40}),
 }
 
@@ -34,7 +38,9 @@ class Products(TorchDispatchMode):
         if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm):
             a, b = args
             layout = "".join("N" if operand.stride(-1) == 1 else "T" for operand in args)
-            self.found[a.shape[0] if a.dim() == 3 else 1, a.shape[-2], b.shape[-1], a.shape[-1], layout] += 1
+            self.found[
+                a.shape[0] if a.dim() == 3 else 1, a.shape[-2], b.shape[-1], a.shape[-1], layout
+            ] += 1
         return function(*args, **(kwargs or {}))
 
 
@@ -56,12 +62,20 @@ def test_rates_shares_and_bounds_follow_from_the_times():
     rows = gemm_operations.describe(measured).to_dict("records")
     assert {round(row["tflops"], 9) for row in rows} == {0.25}
     assert {round(row["ceiling_percent"], 6) for row in rows} == {25}
-    down = next(row for row in rows if row["gemm"] == "down_proj" and row["phase"] == "forward" and row["batch_size"] == 2)
+    down = next(
+        row
+        for row in rows
+        if row["gemm"] == "down_proj" and row["phase"] == "forward" and row["batch_size"] == 2
+    )
     assert (down["m"], down["n"], down["k"]) == (16, 32, 40)
     intensity = 2 * 16 * 32 * 40 / (4 * (16 * 40 + 40 * 32 + 16 * 32))  # FLOP/byte
     assert down["intensity"] == pytest.approx(intensity)
-    assert intensity < 10 and down["limit"] == "memory"  # the ceilings meet at 1e12 / 1e11 = 10 FLOP/byte
-    for changed, limit in (({"operation_seconds": 1.0}, "launch"), ({"bytes_per_second": 1e15}, "compute")):
+    # the ceilings meet at 1e12 / 1e11 = 10 FLOP/byte
+    assert intensity < 10 and down["limit"] == "memory"
+    for changed, limit in (
+        ({"operation_seconds": 1.0}, "launch"),
+        ({"bytes_per_second": 1e15}, "compute"),
+    ):
         ceilings = measured["ceilings"] | {"operation_seconds": 0.0} | changed
         assert set(gemm_operations.describe(measured | {"ceilings": ceilings})["limit"]) == {limit}
 
@@ -71,13 +85,28 @@ def test_the_report_has_the_products_of_the_last_point_and_names_doubts():
     for row in measured["gemms"]:
         row["ms"]["p80"] = 2 * row["ms"]["p20"]
     said = gemm_operations.analyze(measured).terminal()
-    assert ["down_proj", "forward", "32", "32", "40"] in [line.split()[:5] for line in said.splitlines()]
-    assert "A GPU" in said and "1 TFLOP/s" in said and "more than 30 % of the median" in " ".join(said.split())
+    assert ["down_proj", "forward", "32", "32", "40"] in [
+        line.split()[:5] for line in said.splitlines()
+    ]
+    assert (
+        "A GPU" in said
+        and "1 TFLOP/s" in said
+        and "more than 30 % of the median" in " ".join(said.split())
+    )
 
 
 @pytest.mark.usefixtures("known_ceilings")
 def test_the_script_measures_and_reports(execute, config, tmp_path):
-    arguments = ("--model-config", config, "--batch-sizes", "2,2", "--sequence-lengths", "8", "--device", "cpu")
+    arguments = (
+        "--model-config",
+        config,
+        "--batch-sizes",
+        "2,2",
+        "--sequence-lengths",
+        "8",
+        "--device",
+        "cpu",
+    )
     printed = execute(SCRIPT, *arguments, "--output-dir", "out")
     measured = files.read_json(tmp_path / "out/gemm_analysis.json")
     assert measured["device"]["kind"] == "cpu" and len(measured["gemms"]) == 30
@@ -87,13 +116,20 @@ def test_the_script_measures_and_reports(execute, config, tmp_path):
     rows = list(csv.DictReader((tmp_path / "out/gemm_analysis.csv").open()))
     assert len(rows) == 30 and all(row["ceiling_percent"] for row in rows)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "gemm_analysis.csv", "gemm_analysis.json", "gemm_analysis.md", "gemm_analysis.png",
-    ]  # fmt: skip
+        "gemm_analysis.csv",
+        "gemm_analysis.json",
+        "gemm_analysis.md",
+        "gemm_analysis.png",
+    ]
     assert "ceiling_percent" in printed.out and "out/gemm_analysis.png" in printed.out
 
 
-def measured_on_the_cpu(path: Path, config: str, batch_sizes: list[int], lengths: list[int]) -> dict:
-    asked = dict(dtype="float32", allow_tf32=False, batch_sizes=batch_sizes, sequence_lengths=lengths)
+def measured_on_the_cpu(
+    path: Path, config: str, batch_sizes: list[int], lengths: list[int]
+) -> dict:
+    asked = dict(
+        dtype="float32", allow_tf32=False, batch_sizes=batch_sizes, sequence_lengths=lengths
+    )
     gemm_operations.measure(CONFIGS[config], Namespace(**asked), torch.device("cpu"), path)
     return files.read_json(path)
 
@@ -109,8 +145,13 @@ def test_a_shape_is_timed_once_a_round_and_the_samples_are_shared(monkeypatch, t
     monkeypatch.setattr(gemm_operations, "time_product", clock)
     measured = measured_on_the_cpu(tmp_path / "gemm_analysis.json", "mha", [1, 2], [4, 8])
     assert set(Counter(timed).values()) == {gemm_operations.ROUNDS}
-    by_name = {(row["batch_size"], row["sequence_length"], row["gemm"], row["phase"]): row for row in measured["gemms"]}
-    assert by_name[1, 8, "q_proj", "forward"]["ms"] == by_name[2, 4, "o_proj", "forward"]["ms"], "8 tokens, [32, 32]"
+    by_name = {
+        (row["batch_size"], row["sequence_length"], row["gemm"], row["phase"]): row
+        for row in measured["gemms"]
+    }
+    assert by_name[1, 8, "q_proj", "forward"]["ms"] == by_name[2, 4, "o_proj", "forward"]["ms"], (
+        "8 tokens, [32, 32]"
+    )
     row = by_name[1, 4, "q_proj", "forward"]
     shapes = len(timed) // gemm_operations.ROUNDS
     assert (row["ms"]["median"], row["ms"]["count"]) == (1 + shapes, gemm_operations.ROUNDS)

@@ -1,4 +1,6 @@
-"""The scripts that profile a version or count its FLOPs, in a new run or from the files of an earlier one."""
+"""The scripts that profile a version or count its FLOPs, in a new run or from the files of an
+earlier one.
+"""
 
 import json
 from pathlib import Path
@@ -16,21 +18,39 @@ def test_deepspeed_flops_and_its_analysis(execute, tmp_path):
     pytest.importorskip("deepspeed", reason="needs DeepSpeed")
     counted = execute(COUNT, *QUICK)
     assert "## Memory bandwidth" in counted.out and "Setting accelerator" not in counted.err
-    shown = execute(COUNT, "--analyze-results", "flops_profile.json", "--computational-intensity", "--generate-roofline").out
-    assert "span      attention" in shown and (tmp_path / "flops_analysis/roofline.png").stat().st_size > 1000
+    shown = execute(
+        COUNT,
+        "--analyze-results",
+        "flops_profile.json",
+        "--computational-intensity",
+        "--generate-roofline",
+    ).out
+    assert (
+        "span      attention" in shown
+        and (tmp_path / "flops_analysis/roofline.png").stat().st_size > 1000
+    )
     assert not (tmp_path / "pytorch_profiles").exists(), "whose newest profile others take"
     profile = json.loads((tmp_path / "flops_analysis/flops_profile.json").read_text())
     counts = {row["counter"]: row for row in profile["counts"]}
     assert counts["FlopCounterMode"]["step"] == counts["formula, full S x S"]["step"]
-    assert counts["DeepSpeed"]["forward"] == pytest.approx(counts["FlopCounterMode"]["forward"], rel=0.03)
+    assert counts["DeepSpeed"]["forward"] == pytest.approx(
+        counts["FlopCounterMode"]["forward"], rel=0.03
+    )
     assert counts["formula, causal"]["step"] < counts["formula, full S x S"]["step"]
-    assert "DeepSpeed" in shown and (tmp_path / "flops_analysis/model_profile.txt").stat().st_size > 1000
+    assert (
+        "DeepSpeed" in shown
+        and (tmp_path / "flops_analysis/model_profile.txt").stat().st_size > 1000
+    )
     assert len((tmp_path / "flops_analysis/mfu_analysis.csv").read_text().splitlines()) == 5
 
 
-@pytest.mark.parametrize("script, flag, named", [
-    (COUNT, "--analyze-results", "no missing.json here"), (PROFILE, "--analyze-existing", "cannot read missing.json"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "script, flag, named",
+    [
+        (COUNT, "--analyze-results", "no missing.json here"),
+        (PROFILE, "--analyze-existing", "cannot read missing.json"),
+    ],
+)
 def test_analysis_of_what_is_not_there(refused, tmp_path, script, flag, named):
     assert named in refused(script, flag, "missing.json")
     (tmp_path / "other.json").write_text('{"schema": "x"}')
@@ -46,5 +66,9 @@ def test_existing_profiles_are_shown_without_running_anything(execute, tmp_path)
     (profile,) = (tmp_path / "pytorch_profiles").glob("profile_*.json")
     before = files_below(tmp_path)
     shown = execute(PROFILE, "--analyze-existing", profile).out
-    assert "attention" in shown and "aten::mm" in shown and "1 profiled step of " in " ".join(shown.split())
+    assert (
+        "attention" in shown
+        and "aten::mm" in shown
+        and "1 profiled step of " in " ".join(shown.split())
+    )
     assert files_below(tmp_path) == before

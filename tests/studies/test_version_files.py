@@ -26,13 +26,24 @@ def test_two_versions_with_one_name_do_not_mix(tmp_path):
     assert sys.modules == before and not any(str(tmp_path) in entry for entry in sys.path)
 
 
-@pytest.mark.parametrize("name, content, message", [
-    ("missing.py", None, "is not a Python file"),
-    ("notes.txt", "hello", "is not a Python file"),
-    ("half.py", "class TinyLlama: pass\ndef make_model(options): pass\n", "it has no make_optimizer, make_step"),
-    ("broken.py", "import no_such_module\n", "cannot be imported: No module named 'no_such_module'"),
-    ("cut.py", "def make_model(\n", "cannot be imported: '(' was never closed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("missing.py", None, "is not a Python file"),
+        ("notes.txt", "hello", "is not a Python file"),
+        (
+            "half.py",
+            "class TinyLlama: pass\ndef make_model(options): pass\n",
+            "it has no make_optimizer, make_step",
+        ),
+        (
+            "broken.py",
+            "import no_such_module\n",
+            "cannot be imported: No module named 'no_such_module'",
+        ),
+        ("cut.py", "def make_model(\n", "cannot be imported: '(' was never closed"),
+    ],
+)
 def test_a_file_that_is_no_version_is_refused(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_text(content)
@@ -43,7 +54,9 @@ def test_a_file_that_is_no_version_is_refused(tmp_path, name, content, message):
 def test_a_comparison_reads_its_flags_as_a_run_does():
     flags = "--preset small --batch-size 2 --seq-len 32 --seed 9 --device cpu --use-amp --amp-dtype float16"
     of_a_run = vars(run_options(tiny_llama_v1, *flags.split()))
-    of_a_comparison = vars(version_files.resolve(version_files.parser(None).parse_args(flags.split())))
+    of_a_comparison = vars(
+        version_files.resolve(version_files.parser(None).parse_args(flags.split()))
+    )
     assert of_a_comparison["seq_len"] == 32 and of_a_comparison.items() <= of_a_run.items()
 
 
@@ -63,7 +76,9 @@ def test_a_flag_that_the_version_does_not_have_is_refused():
 
 
 def test_the_random_batch_is_that_of_the_seed():
-    options = version_files.resolve(version_files.parser(None).parse_args(["--batch-size", "2", "--seq-len", "8"]))
+    options = version_files.resolve(
+        version_files.parser(None).parse_args(["--batch-size", "2", "--seq-len", "8"])
+    )
     ids, targets = version_files.random_batch(options, torch.device("cpu"))
     assert ids.shape == (2, 8) and torch.equal(ids[:, 1:], targets[:, :-1])
     other = version_files.random_batch(replace(options, seed=1), torch.device("cpu"))

@@ -28,5 +28,7 @@ def cpu_profile(tmp_path, cpu_trace) -> Path:
 def gpu_profile(tmp_path) -> Path:
     """profile_2.json beside its trace."""
     (tmp_path / "trace_2.json").write_text(json.dumps(gpu_trace()))
-    write_profile(tmp_path / "profile_2.json", tmp_path / "trace_2.json", device__name="NVIDIA H100 80GB HBM3")
+    write_profile(
+        tmp_path / "profile_2.json", tmp_path / "trace_2.json", device__name="NVIDIA H100 80GB HBM3"
+    )
     return tmp_path / "profile_2.json"

@@ -7,17 +7,29 @@ from pathlib import Path
 from typing import Literal
 
 from tracepage.errors import RunError, UsageError
-from tracepage.files import Amount, read, read_json, writable_file, write_json, write_measurement, write_text
+from tracepage.files import (
+    Amount,
+    read,
+    read_json,
+    writable_file,
+    write_json,
+    write_measurement,
+    write_text,
+)
 
 import pytest
 from pydantic import PositiveInt
 from typing_extensions import TypedDict
 
 CONTENT = {
-    "schema": "x/1", "device": {"name": "X", "threads": 2}, "empty": [], "missing": None, "all": [0.1] * 300,
+    "schema": "x/1",
+    "device": {"name": "X", "threads": 2},
+    "empty": [],
+    "missing": None,
+    "all": [0.1] * 300,
     "rows": [{"kernel": "forward", "blocks": [64, 32]}, {"kernel": "backward", "text": "a" * 300}],
     "wide": {"one": "b" * 80, "two": {"three": "c" * 120, "pairs": [[1, 2], [3, 4]]}},
-}  # fmt: skip
+}
 
 
 def test_what_was_written_is_read_again(tmp_path):
@@ -25,10 +37,14 @@ def test_what_was_written_is_read_again(tmp_path):
         write_json(tmp_path / name, CONTENT)
         assert read_json(tmp_path / name) == CONTENT
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.json.gz", "b.json.gz"]
-    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes(), "no time of writing"
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes(), (
+        "no time of writing"
+    )
 
 
-def test_content_that_cannot_be_written_and_a_full_disk_leave_the_folder_as_it_was(tmp_path, monkeypatch):
+def test_content_that_cannot_be_written_and_a_full_disk_leave_the_folder_as_it_was(
+    tmp_path, monkeypatch
+):
     def half(path: Path, content: bytes) -> None:
         with path.open("wb") as file:
             file.write(content[: len(content) // 2])
@@ -47,7 +63,10 @@ def test_content_that_cannot_be_written_and_a_full_disk_leave_the_folder_as_it_w
 
 def test_a_measurement_that_cannot_be_written_is_printed(tmp_path, capsys):
     (tmp_path / "out.json").mkdir()
-    with pytest.raises(RunError, match=r"cannot write .*out.json \(--output\): Is a directory; it was printed instead"):
+    with pytest.raises(
+        RunError,
+        match=r"cannot write .*out.json \(--output\): Is a directory; it was printed instead",
+    ):
         write_measurement(tmp_path / "out.json", CONTENT, "--output")
     assert json.loads(capsys.readouterr().out) == CONTENT
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
@@ -56,7 +75,10 @@ def test_a_measurement_that_cannot_be_written_is_printed(tmp_path, capsys):
 def test_an_output_is_checked_before_any_work(tmp_path):
     assert writable_file(tmp_path / "new/result.json", "--output").parent.is_dir()
     (tmp_path / "file").touch()
-    for name, message in (("new", "is a folder: name a file in it"), ("file/result.json", "cannot write in .*file")):
+    for name, message in (
+        ("new", "is a folder: name a file in it"),
+        ("file/result.json", "cannot write in .*file"),
+    ):
         with pytest.raises(UsageError, match=f"--output: .*{message}"):
             writable_file(tmp_path / name, "--output")
 
@@ -64,22 +86,32 @@ def test_an_output_is_checked_before_any_work(tmp_path):
 def test_an_input_is_no_output_also_behind_a_link(tmp_path):
     (tmp_path / "in.json").write_text("[]")
     (tmp_path / "link.json").symlink_to(tmp_path / "in.json")
-    with pytest.raises(UsageError, match="link.json is an input of this command: name another file"):
+    with pytest.raises(
+        UsageError, match="link.json is an input of this command: name another file"
+    ):
         writable_file(tmp_path / "link.json", "--output", (tmp_path / "in.json", None))
-    assert writable_file(tmp_path / "out.json", "--output", (tmp_path / "in.json",)) == tmp_path / "out.json"
+    assert (
+        writable_file(tmp_path / "out.json", "--output", (tmp_path / "in.json",))
+        == tmp_path / "out.json"
+    )
     assert (tmp_path / "in.json").read_text() == "[]"
     write_text(tmp_path / "link.json", "{}")
     assert read_json(tmp_path / "in.json") == {} and (tmp_path / "link.json").is_symlink()
 
 
 REFUSED = [
-    (b"", "a.json is empty"), (b"{", "a.json is not JSON or is cut off: .*line 1"), (b"[]", "not a file of schema x/1"),
-    (b'{"schema": "y"}', r"not a file of schema x/1 \(found: y\)"), (b"[" * 100_000, "a.json is not JSON"),
+    (b"", "a.json is empty"),
+    (b"{", "a.json is not JSON or is cut off: .*line 1"),
+    (b"[]", "not a file of schema x/1"),
+    (b'{"schema": "y"}', r"not a file of schema x/1 \(found: y\)"),
+    (b"[" * 100_000, "a.json is not JSON"),
     (gzip.compress(b"{}")[:-3], "a.json is a damaged gzip file"),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("content", "message"), REFUSED, ids=[message[:20] for _, message in REFUSED])
+@pytest.mark.parametrize(
+    ("content", "message"), REFUSED, ids=[message[:20] for _, message in REFUSED]
+)
 def test_what_is_no_result_is_refused(tmp_path, content, message):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(UsageError, match=message):

@@ -34,33 +34,48 @@ def run_page(tmp_path):
 
     def run(*arguments: Path | str) -> subprocess.CompletedProcess:
         command = [sys.executable, ROOT / "page.py", *arguments]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
 
     return run
 
 
 def test_the_page_of_a_trace_needs_no_torch(tmp_path, run_page):
     trace, other = (write_gpu_trace(tmp_path / name) for name in ("trace.json", "other.json"))
-    for paths in ((trace,), (trace, other), (FIXTURES / "ncu_raw.csv",), (ROOT / "results/h200/v1_tiny_profile.json.gz",)):
+    for paths in (
+        (trace,),
+        (trace, other),
+        (FIXTURES / "ncu_raw.csv",),
+        (ROOT / "results/h200/v1_tiny_profile.json.gz",),
+    ):
         (tmp_path / "run.html").unlink(missing_ok=True)
         done = run_page(*paths)
         assert (done.returncode, done.stdout, done.stderr) == (0, "written: run.html\n", "")
         assert "<html" in (tmp_path / "run.html").read_text()
     done = run_page(ROOT / "README.md")
-    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert (
+        done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    )
 
 
 @pytest.mark.slow
 def test_an_installed_package_has_the_command(tmp_path):
     """`pip install .` without extras, not editable, in an environment of its own."""
     venv.create(tmp_path / "venv", with_pip=True)
-    shutil.copytree(ROOT, tmp_path / "clone", ignore=shutil.ignore_patterns(".*", "results", "build", "*.egg-info"))
+    shutil.copytree(
+        ROOT,
+        tmp_path / "clone",
+        ignore=shutil.ignore_patterns(".*", "results", "build", "*.egg-info"),
+    )
     install = [tmp_path / "venv/bin/python", "-m", "pip", "install", "--quiet", tmp_path / "clone"]
     installed = subprocess.run(install, capture_output=True, text=True)
     if installed.returncode:
         pytest.skip(f"needs a package index: {installed.stderr.strip().splitlines()[-1]}")
     trace = tmp_path / "trace.json"
-    trace.write_text(json.dumps([{"ph": "X", "name": "work", "pid": 1, "tid": 1, "ts": 0, "dur": 5}]))
+    trace.write_text(
+        json.dumps([{"ph": "X", "name": "work", "pid": 1, "tid": 1, "ts": 0, "dur": 5}])
+    )
     for path in (trace, write_gpu_trace(tmp_path / "gpu.json")):
         subprocess.run([tmp_path / "venv/bin/tiny-llama-page", path], cwd=tmp_path, check=True)
         assert "<html" in (tmp_path / "run.html").read_text()

@@ -22,7 +22,9 @@ def test_lines_are_as_wide_as_the_terminal_within_bounds(monkeypatch, columns, e
         monkeypatch.setenv("COLUMNS", str(columns))
     assert terminal.width() == expected
     lines = terminal.wrapped("word " * 100, 4).splitlines()
-    assert max(map(len, lines)) <= expected and all(line.startswith("    word") for line in lines[1:])
+    assert max(map(len, lines)) <= expected and all(
+        line.startswith("    word") for line in lines[1:]
+    )
     assert terminal.wrapped("x" * 200) == "x" * 200, "a word, such as a path, is whole"
 
 
@@ -40,7 +42,10 @@ def test_progress_in_a_file_is_a_line_each():
     assert stream.getvalue() == "step 1\nstep 2\n"
 
 
-@pytest.mark.parametrize("kind, expected", [("xterm", "\x1b[Kstep 1\r\x1b[Kstep 2 is\r\n"), ("dumb", "step 1\nstep 2 is long\n")])
+@pytest.mark.parametrize(
+    "kind, expected",
+    [("xterm", "\x1b[Kstep 1\r\x1b[Kstep 2 is\r\n"), ("dumb", "step 1\nstep 2 is long\n")],
+)
 def test_progress_on_a_terminal_overwrites_one_line_that_does_not_wrap(monkeypatch, kind, expected):
     monkeypatch.setenv("TERM", kind)
     monkeypatch.setenv("COLUMNS", "10")
@@ -69,7 +74,10 @@ def test_long_work_reports_again_and_again_until_it_ends(monkeypatch):
     with terminal.progress("building"):
         assert enough.wait(300)
     assert {*threading.enumerate()} <= before, "nothing is left that could report"
-    assert all(line.startswith("building: ") and line.endswith(" s") for line in sys.stderr.getvalue().splitlines())
+    assert all(
+        line.startswith("building: ") and line.endswith(" s")
+        for line in sys.stderr.getvalue().splitlines()
+    )
 
 
 def test_quick_work_is_silent_and_its_error_passes(monkeypatch, capsys):

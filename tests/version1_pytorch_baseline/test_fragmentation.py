@@ -1,4 +1,6 @@
-"""The exercise on varying lengths: the lengths, the rows of its file, and what it says without a GPU."""
+"""The exercise on varying lengths: the lengths, the rows of its file, and what it says without a
+GPU.
+"""
 
 import json
 

@@ -14,7 +14,10 @@ VERSIONS = sorted(path.parent for path in ROOT.glob("version*_*/tiny_llama_v*.py
 
 
 def run(version: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     command = ["bash", version / "launch_performance_study.sh", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
@@ -26,11 +29,17 @@ def test_a_version_is_trained_and_its_record_shown(version, tmp_path):
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "performance_study/tiny"
     record = json.loads((folder / "metrics_fp32.json").read_text())
-    assert record["status"] == "completed" and record["version"] == version.name[:1] + version.name[7]
+    assert (
+        record["status"] == "completed" and record["version"] == version.name[:1] + version.name[7]
+    )
     assert "metrics_fp32.json" in (folder / "performance_study.txt").read_text()
 
 
 def test_an_unknown_argument_is_one_line(tmp_path):
     done = run(VERSIONS[0], tmp_path, "huge")
-    assert done.returncode == 2 and done.stderr.startswith("error: 'huge' is no argument") and done.stderr.count("\n") == 1
+    assert (
+        done.returncode == 2
+        and done.stderr.startswith("error: 'huge' is no argument")
+        and done.stderr.count("\n") == 1
+    )
     assert not any(tmp_path.iterdir())

@@ -1,4 +1,6 @@
-"""Version 1 is right: it equals transformers' LLaMA, its gradients equal finite differences, and it repeats bit for bit."""
+"""Version 1 is right: it equals transformers' LLaMA, its gradients equal finite differences, and it
+repeats bit for bit.
+"""
 
 import math
 from argparse import Namespace
@@ -17,13 +19,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SMALL = dict(vocab_size=97, hidden_size=48, num_layers=2, num_attention_heads=4, intermediate_size=80, max_sequence_length=64)
+SMALL = dict(
+    vocab_size=97,
+    hidden_size=48,
+    num_layers=2,
+    num_attention_heads=4,
+    intermediate_size=80,
+    max_sequence_length=64,
+)
 CPU = torch.device("cpu")
 kv_heads = pytest.mark.parametrize("kv_heads", [4, 2, 1], ids=["MHA", "GQA", "MQA"])
 
 
 def small_model(kv_heads: int = 4, seed: int = 0) -> tuple[ModelConfig, nn.Module]:
-    """A model none of whose weights has a special value: the norms' are not 1, and the matrices are large enough to matter."""
+    """A model none of whose weights has a special value: the norms' are not 1, and the matrices are
+    large enough to matter.
+    """
     torch.manual_seed(seed)
     config = ModelConfig(**SMALL, num_key_value_heads=kv_heads)
     model = v1.TinyLlama(config)
@@ -33,7 +44,9 @@ def small_model(kv_heads: int = 4, seed: int = 0) -> tuple[ModelConfig, nn.Modul
     return config, model
 
 
-def batch_of(shape: tuple[int, int], vocab_size: int = SMALL["vocab_size"]) -> tuple[Tensor, Tensor]:
+def batch_of(
+    shape: tuple[int, int], vocab_size: int = SMALL["vocab_size"]
+) -> tuple[Tensor, Tensor]:
     return torch.randint(vocab_size, shape), torch.randint(vocab_size, shape)
 
 
@@ -43,8 +56,14 @@ def batch_of(shape: tuple[int, int], vocab_size: int = SMALL["vocab_size"]) -> t
 def as_transformers(config: ModelConfig, model: nn.Module) -> nn.Module:
     """LlamaForCausalLM with the same weights."""
     transformers = pytest.importorskip("transformers", reason="needs transformers")
-    reference = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config.for_transformers(), attn_implementation="eager"))
-    inner = {name: value for name, value in model.baseline_state_dict().items() if name != "lm_head.weight"}
+    reference = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**config.for_transformers(), attn_implementation="eager")
+    )
+    inner = {
+        name: value
+        for name, value in model.baseline_state_dict().items()
+        if name != "lm_head.weight"
+    }
     keys = reference.model.load_state_dict(inner, strict=False)
     assert not keys.missing_keys and not keys.unexpected_keys
     assert reference.lm_head.weight is reference.model.embed_tokens.weight
@@ -53,18 +72,26 @@ def as_transformers(config: ModelConfig, model: nn.Module) -> nn.Module:
 
 @kv_heads
 @pytest.mark.parametrize("shape", [(2, 1), (2, 7), (1, 33), (3, 64)], ids=str)
-def test_logits_loss_and_gradients_equal_transformers(kv_heads: int, shape: tuple[int, int]) -> None:
+def test_logits_loss_and_gradients_equal_transformers(
+    kv_heads: int, shape: tuple[int, int]
+) -> None:
     config, model = small_model(kv_heads)
     reference = as_transformers(config, model)
     input_ids, targets = batch_of(shape)
     theirs = reference(input_ids).logits
     assert_close(model(input_ids), theirs)
 
-    loss, their_loss = model.loss(input_ids, targets), F.cross_entropy(theirs.flatten(0, 1), targets.flatten())
+    loss, their_loss = (
+        model.loss(input_ids, targets),
+        F.cross_entropy(theirs.flatten(0, 1), targets.flatten()),
+    )
     assert_close(loss, their_loss)
     loss.backward()
     their_loss.backward()
-    gradients = {name.removeprefix("model."): parameter.grad for name, parameter in reference.named_parameters()}
+    gradients = {
+        name.removeprefix("model."): parameter.grad
+        for name, parameter in reference.named_parameters()
+    }
     assert gradients.keys() == dict(model.named_parameters()).keys()
     for name, parameter in model.named_parameters():
         assert_close(parameter.grad, gradients[name])
@@ -85,7 +112,8 @@ def test_attention_by_loops() -> None:
     assert_close(v1.attention(q, k, v), expected)
 
 
-# Shapes are small: gradcheck disturbs every input element in turn. Each is (function, float64 inputs).
+# Shapes are small: gradcheck disturbs every input element in turn. Each is (function, float64
+# inputs).
 def gradcheck_cases() -> dict[str, tuple]:
     generator = torch.Generator().manual_seed(0)
 
@@ -96,11 +124,17 @@ def gradcheck_cases() -> dict[str, tuple]:
     targets = torch.tensor([[1, 0, 4], [2, 2, 3]])
     return {
         "rms_norm": (lambda x, w: rms_norm(x, w, 1e-3), (leaf(2, 3, 4), leaf(4))),
-        "apply_rope": (lambda q, k: apply_rope(q, k, cos.double(), sin.double()), (leaf(2, 2, 3, 4), leaf(2, 1, 3, 4))),
+        "apply_rope": (
+            lambda q, k: apply_rope(q, k, cos.double(), sin.double()),
+            (leaf(2, 2, 3, 4), leaf(2, 1, 3, 4)),
+        ),
         "attention, MHA": (v1.attention, (leaf(2, 2, 5, 4), leaf(2, 2, 5, 4), leaf(2, 2, 5, 4))),
         "attention, GQA": (v1.attention, (leaf(2, 4, 3, 2), leaf(2, 2, 3, 2), leaf(2, 2, 3, 2))),
         "swiglu": (v1.swiglu, (leaf(2, 3, 5), leaf(2, 3, 5))),
-        "linear_cross_entropy": (lambda x, w: v1.linear_cross_entropy(x, w, targets), (leaf(2, 3, 4), leaf(6, 4))),
+        "linear_cross_entropy": (
+            lambda x, w: v1.linear_cross_entropy(x, w, targets),
+            (leaf(2, 3, 4), leaf(6, 4)),
+        ),
     }
 
 
@@ -115,8 +149,9 @@ def test_gradients_equal_finite_differences(name: str) -> None:
 
 
 def test_initial_loss_is_that_of_a_guess() -> None:
-    """The head's inputs have unit mean square, so at first a logit is a normal deviate of variance D std^2, independent of
-    the target: the loss is ln V for the guess, and half that variance for guessing unevenly (mean of a log-normal).
+    """The head's inputs have unit mean square, so at first a logit is a normal deviate of variance
+    D std^2, independent of the target: the loss is ln V for the guess, and half that variance for
+    guessing unevenly (mean of a log-normal).
     """
     torch.manual_seed(0)
     config = ModelConfig()
@@ -140,11 +175,17 @@ def test_autocast_stays_close_to_float32(dtype: torch.dtype) -> None:
 
 
 def step_of(model: nn.Module, learning_rate: float = 3e-3):
-    return v1.make_step(model, v1.make_optimizer(model, Namespace(learning_rate=learning_rate)), Precision(CPU, None))
+    return v1.make_step(
+        model,
+        v1.make_optimizer(model, Namespace(learning_rate=learning_rate)),
+        Precision(CPU, None),
+    )
 
 
 def test_training_reaches_the_entropy_of_its_source() -> None:
-    """A source of 13 states, where the best possible loss is known: from ln 13 to just above the floor, not below."""
+    """A source of 13 states, where the best possible loss is known: from ln 13 to just above the
+    floor, not below.
+    """
     devices.configure(CPU, 0)
     source = data.markov(13, seed=0)
     batches = data.Batches(source, (8, 32, 150), 0, CPU)

@@ -23,10 +23,21 @@ def test_available_is_all_that_can_run_but_what_is_measured_on_request(monkeypat
     def refuse(self, *_):
         raise UsageError("absent needs what is not installed here: pip install absent")
 
-    peers = {"absent": type("absent", (), {"check": refuse})(), "present": type("present", (), {"check": lambda *_: None})()}
+    peers = {
+        "absent": type("absent", (), {"check": refuse})(),
+        "present": type("present", (), {"check": lambda *_: None})(),
+    }
     monkeypatch.setattr(external_baselines, "PEERS", peers)
-    monkeypatch.setattr(devices, "compile_problem", lambda _: "torch.compile does not work here: no compiler")
-    files = {"v1": Path("v1.py"), "v1-compile": Path("v1.py"), "absent": None, "present": None, "v1-fp8": Path("v1.py")}
+    monkeypatch.setattr(
+        devices, "compile_problem", lambda _: "torch.compile does not work here: no compiler"
+    )
+    files = {
+        "v1": Path("v1.py"),
+        "v1-compile": Path("v1.py"),
+        "absent": None,
+        "present": None,
+        "v1-fp8": Path("v1.py"),
+    }
     known = {name: known_models.Model(name, path) for name, path in files.items()}
     known |= {"v1-captured": known_models.Model("v1-captured", Path("v1.py"), captured=True)}
     assert known_models.available(CPU, known) == ["v1", "present"]
@@ -36,10 +47,16 @@ def test_available_is_all_that_can_run_but_what_is_measured_on_request(monkeypat
     ]
 
 
-@pytest.mark.parametrize(("status", "code", "precisions", "end"), [
-    ("completed", 1, ("bf16", "fp32"), ""), ("interrupted", 130, ("fp32",), ".interrupted"),
-])  # fmt: skip
-def test_what_a_study_that_failed_or_was_stopped_measured_is_kept(status, code, precisions, end, tmp_path):
+@pytest.mark.parametrize(
+    ("status", "code", "precisions", "end"),
+    [
+        ("completed", 1, ("bf16", "fp32"), ""),
+        ("interrupted", 130, ("fp32",), ".interrupted"),
+    ],
+)
+def test_what_a_study_that_failed_or_was_stopped_measured_is_kept(
+    status, code, precisions, end, tmp_path
+):
     """A failed model makes the exit code 1, and the rest goes on; `python` is a stand-in."""
     for folder in ("bin", "results", "version2_pytorch_fused"):
         (tmp_path / folder).mkdir()
@@ -49,7 +66,9 @@ def test_what_a_study_that_failed_or_was_stopped_measured_is_kept(status, code, 
     python.write_text(f'#!/bin/sh\nwhile [ "$1" != --output-dir ]; do shift; done\n{write}\n')
     python.chmod(0o755)
     path = f"{python.parent}:{os.environ['PATH']}"
-    done = subprocess.run(["bash", script, "name", "peers", "tiny:2"], env={**os.environ, "PATH": path})
+    done = subprocess.run(
+        ["bash", script, "name", "peers", "tiny:2"], env={**os.environ, "PATH": path}
+    )
     assert done.returncode == code
     written = [f"peers_tiny_{precision}.json{end}" for precision in precisions]
     assert sorted(path.name for path in (tmp_path / "results/name").iterdir()) == written

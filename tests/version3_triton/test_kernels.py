@@ -1,4 +1,6 @@
-"""The operations of Version 3 as plain functions: each is its kernel, or PyTorch's where the kernel is off or cannot run."""
+"""The operations of Version 3 as plain functions: each is its kernel, or PyTorch's where the kernel
+is off or cannot run.
+"""
 
 from collections import Counter
 
@@ -15,7 +17,15 @@ from version3_triton.kernels import reference
 
 CPU = torch.device("cpu")
 OPERATIONS = [operation for operations in kernels.SWITCHES.values() for operation in operations]
-CALLS = {"rms_norm": 1, "add_rms_norm": 4, "apply_rope": 2, "attention": 2, "swiglu": 2, "linear_cross_entropy": 1}  # of a loss
+# of a loss
+CALLS = {
+    "rms_norm": 1,
+    "add_rms_norm": 4,
+    "apply_rope": 2,
+    "attention": 2,
+    "swiglu": 2,
+    "linear_cross_entropy": 1,
+}
 
 
 @pytest.fixture
@@ -48,20 +58,26 @@ def test_every_operation_has_a_switch_and_every_switch_is_the_versions():
 def test_every_operation_is_a_kernel_but_those_that_a_switch_gives_back_to_pytorch(called, switch):
     off = [] if switch is None else [{name: name != switch for name in kernels.SWITCHES}]
     loss(models.build(tiny_llama_v3, *off, device=DEVICE))
-    assert called == {name: calls for name, calls in CALLS.items() if name not in kernels.SWITCHES.get(switch, ())}
+    assert called == {
+        name: calls for name, calls in CALLS.items() if name not in kernels.SWITCHES.get(switch, ())
+    }
 
 
 def test_two_models_side_by_side_have_their_own_operations(called):
     off = dict.fromkeys(tiny_llama_v3.SWITCHES, False)
     norms, losses = (
-        models.build(tiny_llama_v3, off | {switch: True}, device=DEVICE) for switch in ("triton-norm", "triton-loss")
+        models.build(tiny_llama_v3, off | {switch: True}, device=DEVICE)
+        for switch in ("triton-norm", "triton-loss")
     )
     ids, _ = models.batch(DEVICE)
     of_norms = {"rms_norm": 1, "add_rms_norm": 4}
     for run, expected in (
-        (lambda: loss(norms), of_norms), (lambda: loss(losses), {"linear_cross_entropy": 1}), (lambda: loss(norms), of_norms),
-        (lambda: losses(ids), {}), (lambda: norms(ids), of_norms),  # a forward pass has no loss
-    ):  # fmt: skip
+        (lambda: loss(norms), of_norms),
+        (lambda: loss(losses), {"linear_cross_entropy": 1}),
+        (lambda: loss(norms), of_norms),
+        (lambda: losses(ids), {}),
+        (lambda: norms(ids), of_norms),  # a forward pass has no loss
+    ):
         called.clear()
         run()
         assert called == expected
@@ -85,7 +101,9 @@ def test_operations_are_given_back_after_a_context_within_another_and_after_an_e
 def test_where_no_kernel_can_run_every_operation_is_pytorchs(called, monkeypatch, capsys):
     monkeypatch.setattr(kernels, "HAS_TRITON", False)
     switches = kernels.available(run_options(tiny_llama_v3))
-    assert switches == dict.fromkeys(tiny_llama_v3.SWITCHES, False) | {"no-kernels": "triton is not installed"}
+    assert switches == dict.fromkeys(tiny_llama_v3.SWITCHES, False) | {
+        "no-kernels": "triton is not installed"
+    }
     assert "triton is not installed" in capsys.readouterr().err
     loss(models.build(tiny_llama_v3, switches, device=DEVICE))
     loss(models.build(tiny_llama_v3, device=DEVICE))  # a model that nobody asked what is available

@@ -14,7 +14,12 @@ from version3_triton.kernels import reference
 
 pytestmark = pytest.mark.gpu
 CONFIG = ModelConfig(
-    vocab_size=61, hidden_size=64, num_layers=1, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96
+    vocab_size=61,
+    hidden_size=64,
+    num_layers=1,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=96,
 )
 OPERATIONS = [name for name in benchmark_kernels.OPERATIONS if hasattr(liger, name)]
 
@@ -30,11 +35,15 @@ def results(function, work: kernel_cases.Case) -> list[torch.Tensor]:
     return [*kept, *torch.autograd.grad(outputs, inputs, gradients)]
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(None, 1e-4), (torch.bfloat16, 3e-2)], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "dtype, tolerance", [(None, 1e-4), (torch.bfloat16, 3e-2)], ids=["fp32", "bf16"]
+)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_liger_computes_what_the_reference_does(operation, dtype, tolerance):
     work = kernel_cases.case(operation, (CONFIG, 2, 33), Precision(DEVICE, dtype))
-    expected, got = (results(getattr(functions, operation), work) for functions in (reference, liger))
+    expected, got = (
+        results(getattr(functions, operation), work) for functions in (reference, liger)
+    )
     assert len(got) == len(expected)
     for i, (theirs, right) in enumerate(zip(got, expected, strict=True)):
         assert theirs.shape == right.shape, i

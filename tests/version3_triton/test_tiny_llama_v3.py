@@ -18,16 +18,26 @@ def test_another_script_validates_it_with_its_kernels(execute, tmp_path):
     )
     script = ROOT / "version2_pytorch_fused/validate_numerical_accuracy.py"
     small = ("--config", "small.yaml", "--batch-size", "1", "--seq-len", "4")
-    execute(script, "--baseline", V1 / "tiny_llama_v1.py", "--optimized", ROOT / "version3_triton/tiny_llama_v3.py", *small)
+    execute(
+        script,
+        "--baseline",
+        V1 / "tiny_llama_v1.py",
+        "--optimized",
+        ROOT / "version3_triton/tiny_llama_v3.py",
+        *small,
+    )
 
 
 @runs_kernels
-@pytest.mark.parametrize("flags, off", [
-    ([], set()),
-    (["--disable-triton-norm", "--disable-triton-loss"], {"triton-norm", "triton-loss"}),
-    (["--disable-all-fusion", "--enable-triton-rope"], SWITCHES - {"triton-rope"}),
-    (["--enable-all-fusion", "--disable-triton-swiglu"], {"triton-swiglu"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags, off",
+    [
+        ([], set()),
+        (["--disable-triton-norm", "--disable-triton-loss"], {"triton-norm", "triton-loss"}),
+        (["--disable-all-fusion", "--enable-triton-rope"], SWITCHES - {"triton-rope"}),
+        (["--enable-all-fusion", "--disable-triton-swiglu"], {"triton-swiglu"}),
+    ],
+)
 def test_flags_switch_what_they_name(flags, off):
     switches = kernels.available(run_options(tiny_llama_v3, *flags))
     assert switches.keys() == SWITCHES and {name for name, on in switches.items() if not on} == off

@@ -1,4 +1,6 @@
-"""Every kernel of a step of Versions 3 and 4 compiles for GPUs of both vendors, spills nothing, and fits into shared memory."""
+"""Every kernel of a step of Versions 3 and 4 compiles for GPUs of both vendors, spills nothing, and
+fits into shared memory.
+"""
 
 import json
 
@@ -11,27 +13,47 @@ pytest.importorskip("triton", reason="needs Triton")
 from version3_triton.kernels import launch_sizes
 
 SHARED_KIB = {"gfx90a": 64, "gfx942": 64, "gfx950": 64, "sm_75": 64, "sm_90": 227}
-KNOWN = {  # kernels that spill, by the hidden size: the first was measured so, at head dimension 64; the others are at 80
+# kernels that spill, by the hidden size: the first was measured so, at head dimension 64; the
+# others are at 80
+KNOWN = {
     "sm_90": {
-        ("_short_attention_backward", 512), ("_flash_attention_backward_queries", 240), ("_flash_attention_backward_keys", 240)
+        ("_short_attention_backward", 512),
+        ("_flash_attention_backward_queries", 240),
+        ("_flash_attention_backward_keys", 240),
     }
-}  # fmt: skip
+}
 BOTH_VENDORS = {
-    "_adamw", "_cross_entropy", "_cross_entropy_mean", "_embedding_backward", "_flash_attention_backward_keys",
-    "_flash_attention_backward_queries", "_flash_attention_forward", "_linear_cross_entropy_loss_and_gradient",
-    "_rms_norm_backward", "_rms_norm_dweight", "_rms_norm_forward", "_rope_forward", "_rotate", "_swiglu_backward",
+    "_adamw",
+    "_cross_entropy",
+    "_cross_entropy_mean",
+    "_embedding_backward",
+    "_flash_attention_backward_keys",
+    "_flash_attention_backward_queries",
+    "_flash_attention_forward",
+    "_linear_cross_entropy_loss_and_gradient",
+    "_rms_norm_backward",
+    "_rms_norm_dweight",
+    "_rms_norm_forward",
+    "_rope_forward",
+    "_rotate",
+    "_swiglu_backward",
     "_swiglu_forward",
-}  # fmt: skip
+}
 CASTS = {"_quantize", "_swiglu_quantized"}
-ONLY = {  # what `tiles.LARGEST` and `attention.form` choose on Hopper and elsewhere; gfx90a has no FP8
-    "gfx90a": {"_swiglu"}, "gfx942": {"_swiglu"} | CASTS, "gfx950": {"_swiglu"} | CASTS,
+# what `tiles.LARGEST` and `attention.form` choose on Hopper and elsewhere; gfx90a has no FP8
+ONLY = {
+    "gfx90a": {"_swiglu"},
+    "gfx942": {"_swiglu"} | CASTS,
+    "gfx950": {"_swiglu"} | CASTS,
     "sm_90": {"_matmul", "_matmul_norm_backward", "_short_attention_backward"} | CASTS,
-}  # fmt: skip
+}
 
 
 def compiled(run_script, target: str, dtypes: str, *which: str) -> list[dict]:
     variables = {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": ""}
-    rows = json.loads(run_script("-m", "tests.offline", target, dtypes, *which, seconds=1800, **variables).stdout)
+    rows = json.loads(
+        run_script("-m", "tests.offline", target, dtypes, *which, seconds=1800, **variables).stdout
+    )
     spilled = {(row["kernel"], row["hidden_size"]) for row in rows if row["spills"]}
     assert spilled <= KNOWN.get(target, set()), [row for row in rows if row["spills"]]
     assert max(row["shared_bytes"] for row in rows) <= SHARED_KIB[target] << 10
@@ -40,7 +62,9 @@ def compiled(run_script, target: str, dtypes: str, *which: str) -> list[dict]:
 
 @pytest.mark.parametrize("target", ONLY)
 def test_the_kernels_of_a_step_in_bf16(run_script, target):
-    assert {row["kernel"] for row in compiled(run_script, target, "bf16")} == BOTH_VENDORS | ONLY[target]
+    assert {row["kernel"] for row in compiled(run_script, target, "bf16")} == BOTH_VENDORS | ONLY[
+        target
+    ]
 
 
 @pytest.mark.slow
@@ -49,10 +73,18 @@ def test_all_sizes_and_number_formats(run_script, target):
     compiled(run_script, target, "fp32,fp16" if target == "sm_75" else "fp32,fp16,bf16", "all")
 
 
-@pytest.mark.parametrize("hip, gpu, capability, family", [
-    (None, True, (9, 0), "sm_90"), (None, True, (10, 0), "sm_90"), (None, True, (8, 9), "sm_80"), (None, True, (7, 5), "sm_75"),
-    ("7.2", True, (9, 4), "hip"), (None, False, (9, 0), "hip"),
-], ids=["H100", "B200", "L40", "T4", "MI300X", "no GPU"])  # fmt: skip
+@pytest.mark.parametrize(
+    "hip, gpu, capability, family",
+    [
+        (None, True, (9, 0), "sm_90"),
+        (None, True, (10, 0), "sm_90"),
+        (None, True, (8, 9), "sm_80"),
+        (None, True, (7, 5), "sm_75"),
+        ("7.2", True, (9, 4), "hip"),
+        (None, False, (9, 0), "hip"),
+    ],
+    ids=["H100", "B200", "L40", "T4", "MI300X", "no GPU"],
+)
 def test_block_sizes_by_what_gpu_there_is(monkeypatch, hip, gpu, capability, family):
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)

@@ -1,4 +1,6 @@
-"""The ladder of problems on processes: its tables and measure.py; tests/test_exercises.py runs its own tests."""
+"""The ladder of problems on processes: its tables and measure.py; tests/test_exercises.py runs its
+own tests.
+"""
 
 import re
 import runpy
@@ -18,25 +20,34 @@ COLLECTIVES = {"0": 1, "1": 2, "3": 3 * 22 + 2}  # of the preset large by stage
 def test_the_answers_of_the_accounting_are_those_of_the_solution():
     formulas = runpy.run_path(str(FOLDER / "solution/problem4_accounting.py"))
     state, sent, seconds, exposed = (
-        formulas[name] for name in ("state_bytes", "sent_bytes", "communication_seconds", "exposed_seconds")
+        formulas[name]
+        for name in ("state_bytes", "sent_bytes", "communication_seconds", "exposed_seconds")
     )
     config = resolve("large").model
     parameters = flops.parameters(config)["total"]
     assert f"{parameters:,} parameters and {config.num_layers} blocks" in SECTIONS["4"]
     rows = cells(SECTIONS["4"].split("<details>")[1])
-    stages, buckets = [row for row in rows if len(row) == 6][1:], [row for row in rows if len(row) == 3][1:]
+    stages, buckets = (
+        [row for row in rows if len(row) == 6][1:],
+        [row for row in rows if len(row) == 3][1:],
+    )
     assert [row[0] for row in stages] == list(COLLECTIVES) and len(buckets) == 4
     for name, *shown in stages:
         stage, collectives = int(name), COLLECTIVES[name]
         moved = sent(parameters, 8, stage)
         assert shown == [
-            *(f"{state(parameters, ranks, stage) / 2**30:.2f}" for ranks in (2, 8)), f"{moved / 1e9:.2f}", str(collectives),
+            *(f"{state(parameters, ranks, stage) / 2**30:.2f}" for ranks in (2, 8)),
+            f"{moved / 1e9:.2f}",
+            str(collectives),
             f"{seconds(moved, collectives, 20e-6, 100e9) * 1e3:.1f}",
-        ]  # fmt: skip
+        ]
     for name, *shown in buckets:
         count = int(name.split()[0])
         communication = seconds(sent(parameters, 8, 0), count, 20e-6, 100e9)
-        assert shown == [f"{communication * 1e3:.1f}", f"{exposed(communication, 0.1, count) * 1e3:.1f}"]
+        assert shown == [
+            f"{communication * 1e3:.1f}",
+            f"{exposed(communication, 0.1, count) * 1e3:.1f}",
+        ]
 
 
 @pytest.fixture
@@ -44,8 +55,25 @@ def measure(run_script):
     """measure(folder): what measure.py in that folder shows, line by line. Two processes."""
 
     def run(folder):
-        sizes = ("--num-steps", 2, "--seq-len", 8, "--hidden-dim", 16, "--num-layers", 1, "--device", "cpu")
-        launch = ("torch.distributed.run", "--standalone", "--nproc-per-node", 2, folder / "measure.py")
+        sizes = (
+            "--num-steps",
+            2,
+            "--seq-len",
+            8,
+            "--hidden-dim",
+            16,
+            "--num-layers",
+            1,
+            "--device",
+            "cpu",
+        )
+        launch = (
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            2,
+            folder / "measure.py",
+        )
         return run_script("-m", *launch, *sizes).stdout.splitlines()
 
     return run

@@ -1,4 +1,5 @@
-"""The operations of Version 4: each kernel against PyTorch's form of it in float64, and which of the two runs.
+"""The operations of Version 4: each kernel against PyTorch's form of it in float64, and which of
+the two runs.
 
 Without a GPU the kernels run in Triton's interpreter.
 """
@@ -18,11 +19,14 @@ from version4_ultra_fused import kernels
 from version4_ultra_fused.kernels import elementwise, matmul, matmul_norm_backward, reference, tiles
 from version4_ultra_fused.kernels.reference import Norm, Rope
 
-WIDTH = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of the largest element: a few units of rounding
+# of the largest element: a few units of rounding
+WIDTH = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
 in_16_bits = pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.itemsize == 2])
-with_and_without_epilogue = pytest.mark.parametrize("fused", [True, False], ids=["epilogue", "beside"], indirect=True)
+with_and_without_epilogue = pytest.mark.parametrize(
+    "fused", [True, False], ids=["epilogue", "beside"], indirect=True
+)
 
 
 def allow(monkeypatch, most: int) -> None:
@@ -60,7 +64,8 @@ def changed(change: Callable[[Tensor], Tensor], x):
 def found(returned) -> list[Tensor]:
     """The tensors of floating-point numbers among results or arguments, those of a Norm included."""
     nested = [
-        [*each] if isinstance(each, Norm) else [each] for each in (returned if isinstance(returned, tuple) else (returned,))
+        [*each] if isinstance(each, Norm) else [each]
+        for each in (returned if isinstance(returned, tuple) else (returned,))
     ]
     return [x for each in nested for x in each if isinstance(x, Tensor) and x.is_floating_point()]
 
@@ -74,9 +79,11 @@ def rope(head_dim: int, positions: int, length: int) -> Rope:
 
 
 def check(name: str, *arguments) -> None:
-    """The kernel's results against the same in float64, from the same arguments; a second call gives the same bits.
+    """The kernel's results against the same in float64, from the same arguments; a second call
+    gives the same bits.
 
-    What an operation writes into its arguments counts as a result. An argument that is a dtype becomes float64 as well.
+    What an operation writes into its arguments counts as a result. An argument that is a dtype
+    becomes float64 as well.
     """
 
     def run(operation, arguments) -> list[Tensor]:
@@ -89,7 +96,10 @@ def check(name: str, *arguments) -> None:
     for right, got, repeated in zip(exact, ours, again, strict=True):
         assert torch.equal(got, repeated)
         error = (got.double() - right).abs().max() / right.abs().max()
-        assert error <= WIDTH[min((got.dtype, ours[0].dtype), key=lambda dtype: dtype.itemsize)], (name, error)
+        assert error <= WIDTH[min((got.dtype, ours[0].dtype), key=lambda dtype: dtype.itemsize)], (
+            name,
+            error,
+        )
 
 
 @runs_kernels
@@ -112,7 +122,9 @@ def test_add_norm_backward(shape, elsewhere, wide, dtype):
     (weight,) = tensors(torch.float32, shape[1:])
     rstd = (x.square().mean(-1) + 1e-6).rsqrt()
     arguments = (dy, dx if elsewhere else None, Norm(weight, x, rstd))
-    exact = reference.add_norm_backward(*(changed(double, each) for each in arguments), torch.float64)
+    exact = reference.add_norm_backward(
+        *(changed(double, each) for each in arguments), torch.float64
+    )
     ours, parts = kernels.add_norm_backward(*arguments, x.dtype if wide else dtype)
     assert ours.dtype == (x.dtype if wide else dtype)
     for right, got in zip(exact, (ours, parts.sum(0, keepdim=True)), strict=True):
@@ -129,14 +141,18 @@ def test_add_norm_backward(shape, elsewhere, wide, dtype):
 @pytest.mark.parametrize("tokens, hidden, size", [(48, 40, 24), (17, 136, 56), (133, 16, 520)])
 def test_the_gradient_of_a_norm_in_the_product_before_it(tokens, hidden, size, wide, fused, dtype):
     """`dots` is that of SwiGLU's gradient."""
-    x, dx, gate_and_up, dhidden = tensors(dtype, (tokens, hidden), (tokens, hidden), (2 * size, hidden), (tokens, size))
+    x, dx, gate_and_up, dhidden = tensors(
+        dtype, (tokens, hidden), (tokens, hidden), (2 * size, hidden), (tokens, size)
+    )
     (weight,) = tensors(torch.float32, (hidden,))
     gate_and_up, rstd = gate_and_up / hidden**0.5, (x.float().square().mean(-1) + 1e-6).rsqrt()
     y = (x * rstd[:, None] * weight).to(dtype)
     dgates, dots = kernels.swiglu_backward(dhidden, kernels.gate_up_swiglu(y, gate_and_up)[0], x)
     assert (dots is not None) == fused
     arguments = (dgates, dots, gate_and_up, dx, Norm(weight, x, rstd))
-    exact = reference.product_norm_backward(*(changed(double, each) for each in arguments), dtype=torch.float64)
+    exact = reference.product_norm_backward(
+        *(changed(double, each) for each in arguments), dtype=torch.float64
+    )
     ours = kernels.product_norm_backward(*arguments, dtype=torch.float32 if wide else dtype)
     for right, got in zip(exact, (ours[0], ours[1].sum(0, keepdim=True)), strict=True):
         assert (got.double() - right).abs().max() <= WIDTH[dtype] * right.abs().max()
@@ -176,20 +192,29 @@ def test_swiglu_of_more_pairs_than_half_of_an_int32(pairs):
 @runs_kernels
 @in_16_bits
 @with_and_without_epilogue
-@pytest.mark.parametrize("length, heads, kv_heads, head_dim", [(17, 4, 2, 16), (8, 2, 2, 24), (5, 4, 1, 64)])
+@pytest.mark.parametrize(
+    "length, heads, kv_heads, head_dim", [(17, 4, 2, 16), (8, 2, 2, 24), (5, 4, 1, 64)]
+)
 def test_rope(length, heads, kv_heads, head_dim, fused, dtype):
     x, weight = tensors(dtype, (2 * length, 48), ((heads + 2 * kv_heads) * head_dim, 48))
     tables = rope(head_dim, length + 3, length)
     check("qkv_rope", x, weight, tables, (heads + kv_heads) * head_dim)
     dq, dk, dv = (
-        each.transpose(1, 2) for each in tensors(dtype, *((2, length, n, head_dim) for n in (heads, kv_heads, kv_heads)))
+        each.transpose(1, 2)
+        for each in tensors(dtype, *((2, length, n, head_dim) for n in (heads, kv_heads, kv_heads)))
     )
     check("rotate_back", dq, dk, dv, tables)
 
 
 @runs_kernels
-@pytest.mark.parametrize("tokens, hidden, rows", [(9, 36, 28), (9, 16, 24)], ids=["factors of 72 bytes", "a result of 24 bytes"])
-def test_products_whose_rows_descriptors_cannot_describe_are_computed_all_the_same(epilogues, tokens, hidden, rows):
+@pytest.mark.parametrize(
+    "tokens, hidden, rows",
+    [(9, 36, 28), (9, 16, 24)],
+    ids=["factors of 72 bytes", "a result of 24 bytes"],
+)
+def test_products_whose_rows_descriptors_cannot_describe_are_computed_all_the_same(
+    epilogues, tokens, hidden, rows
+):
     """Rows are to be multiples of 16 bytes."""
     x, weight = tensors(torch.float16, (tokens, hidden), (rows, hidden))
     check("gate_up_swiglu", x, weight)
@@ -203,7 +228,8 @@ def test_products_whose_rows_descriptors_cannot_describe_are_computed_all_the_sa
 @runs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("offset", [0, 1000])
-@pytest.mark.parametrize("tokens, vocabulary", [(5, 61), (3, 1000), (2, 16385)])  # the last is more than a program holds
+# the last is more than a program holds
+@pytest.mark.parametrize("tokens, vocabulary", [(5, 61), (3, 1000), (2, 16385)])
 def test_cross_entropy(tokens, vocabulary, offset, dtype):
     (logits,) = tensors(dtype, (tokens, vocabulary))
     targets = torch.arange(tokens, device=DEVICE) * 7 % vocabulary
@@ -233,7 +259,10 @@ def test_confident_tokens_and_logits_with_an_offset_are_as_accurate_as_pytorchs(
     pairs = [((x @ weight.T)[0], targets[0]) for x, weight, targets in batches]
     ours = stacked(loss_and_gradient(kernels.KERNELS["cross_entropy"], *pair) for pair in pairs)
     theirs = stacked(pytorchs(*pair) for pair in pairs)
-    exact = stacked(loss_and_gradient(reference.cross_entropy, logits.double(), targets) for logits, targets in pairs)
+    exact = stacked(
+        loss_and_gradient(reference.cross_entropy, logits.double(), targets)
+        for logits, targets in pairs
+    )
     as_accurate(ours, theirs, exact, margin=2)
 
 
@@ -247,7 +276,11 @@ def test_ignored_tokens_do_not_count(ignored, dtype):
     _, gradient = loss_and_gradient(kernels.KERNELS["cross_entropy"], logits, targets)
     assert (gradient != 0).any(1).tolist() == (targets >= 0).tolist()
     exact = logits.double()
-    for plain, theirs in zip(loss_and_gradient(reference.cross_entropy, exact, targets), pytorchs(exact, targets), strict=True):
+    for plain, theirs in zip(
+        loss_and_gradient(reference.cross_entropy, exact, targets),
+        pytorchs(exact, targets),
+        strict=True,
+    ):
         torch.testing.assert_close(plain, theirs)
 
 
@@ -274,7 +307,9 @@ def test_other_targets_are_refused_on_a_cpu_and_make_the_loss_nan_on_a_gpu(targe
 
 
 @runs_kernels
-@pytest.mark.parametrize("ids", [[3, 1, 3, 3, 0], [2] * 40, list(range(7)) * 5], ids=["few", "one", "many"])
+@pytest.mark.parametrize(
+    "ids", [[3, 1, 3, 3, 0], [2] * 40, list(range(7)) * 5], ids=["few", "one", "many"]
+)
 def test_the_gradient_of_the_embedding(ids):
     ids, order = torch.tensor(ids, device=DEVICE).sort(stable=True)
     dx, dweight = tensors(torch.float32, (len(ids), 300), (9, 300))
@@ -297,9 +332,11 @@ def test_adamw_is_pytorchs(dtype):
         steps = torch.tensor(float(step), device=DEVICE)
         copy, first, second = (x.clone() for x in (master, *moments))
         adamw = kernels.KERNELS["adamw"]
-        adamw(copy, (first, second), 2 * gradient, None, steps, lr=rate, scale=0.5, **rest)  # a sum over two processes
+        # a sum over two processes
+        adamw(copy, (first, second), 2 * gradient, None, steps, lr=rate, scale=0.5, **rest)
         adamw(master, moments, gradient, working, steps, lr=1e-2, **rest)
-        assert all(map(torch.equal, (copy, first, second), (master, *moments)))  # the same bits with the rate on the device
+        # the same bits with the rate on the device
+        assert all(map(torch.equal, (copy, first, second), (master, *moments)))
     torch.testing.assert_close(master, parameter.data, rtol=1e-5, atol=1e-6)
     assert working is None or torch.equal(working, master.to(dtype))
 
@@ -307,9 +344,14 @@ def test_adamw_is_pytorchs(dtype):
 @runs_kernels
 def test_what_kernels_read_may_have_any_strides():
     """Each second row of a tensor of twice the height gives the same bits as a copy of these rows."""
-    x, branch, weight, big, table = tensors(torch.float32, (24, 64), (24, 64), (64,), (128, 64), (8, 16))
+    x, branch, weight, big, table = tensors(
+        torch.float32, (24, 64), (24, 64), (64,), (128, 64), (8, 16)
+    )
     gates, logits = tensors(torch.float32, (12, 64), (12, 61))
-    targets, (ids, order) = torch.arange(24, device=DEVICE), (torch.arange(24, device=DEVICE) * 7 % 5).sort(stable=True)
+    targets, (ids, order) = (
+        torch.arange(24, device=DEVICE),
+        (torch.arange(24, device=DEVICE) * 7 % 5).sort(stable=True),
+    )
     rstd = torch.ones(12, device=DEVICE)
     heads = big[:24].view(2, 2, 12, 32)[..., ::2]  # Dh 16 with a stride of 2
     calls = {
@@ -324,15 +366,22 @@ def test_what_kernels_read_may_have_any_strides():
         "cross_entropy": (logits, targets[::2], True),
         "add_embedding_gradient": (x, ids[::2], order[::2], torch.zeros(5, 64, device=DEVICE)),
     }
-    fp8 = {name for name in kernels.KERNELS if "quantize" in name}  # the tests of FP8 have strides of their own
-    assert calls.keys() == kernels.KERNELS.keys() - fp8 - {"adamw", "rotate"}  # which write into contiguous buffers
+    # the tests of FP8 have strides of their own
+    fp8 = {name for name in kernels.KERNELS if "quantize" in name}
+    # which write into contiguous buffers
+    assert calls.keys() == kernels.KERNELS.keys() - fp8 - {"adamw", "rotate"}
     for name, strided in calls.items():
         results = []
         for copy in (False, True):
-            written = [each.clone() if isinstance(each, Tensor) and each.is_contiguous() else each for each in strided]
+            written = [
+                each.clone() if isinstance(each, Tensor) and each.is_contiguous() else each
+                for each in strided
+            ]
             arguments = [changed(Tensor.contiguous, each) if copy else each for each in written]
             named = {"dtype": torch.float32} if name == "product_norm_backward" else {}
-            results.append([*found(kernels.KERNELS[name](*arguments, **named)), *found(tuple(written))])
+            results.append(
+                [*found(kernels.KERNELS[name](*arguments, **named)), *found(tuple(written))]
+            )
         for once, again in zip(*results, strict=True):
             assert torch.equal(once, again), name
 
@@ -343,4 +392,6 @@ def test_float64_is_left_to_pytorch():
     (dx,) = tensors(torch.float64, (100, 8))
     dx, dweight = dx / 3, torch.zeros(2, 8, device=DEVICE, dtype=torch.float64)
     kernels.add_embedding_gradient(dx, ids, order, dweight)
-    torch.testing.assert_close(dweight, torch.stack((dx[0::2].sum(0), dx[1::2].sum(0))), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        dweight, torch.stack((dx[0::2].sum(0), dx[1::2].sum(0))), rtol=1e-12, atol=1e-12
+    )

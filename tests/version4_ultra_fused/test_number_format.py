@@ -15,21 +15,33 @@ def test_a_layer_by_hand():
     """D 1024, H + 2 K = 16 heads of 128, F 4096, and 8,192 tokens."""
     weights = 2048 * 1024 + 1024 * 1024 + 3 * 1024 * 4096
     bytes_moved = 4 * (8192 * 5 * 1024 + 8192 * 2048 + weights)
-    assert number_format.layer(resolve("medium").model, 16 * 512) == (6 * 8192 * weights, bytes_moved)
+    assert number_format.layer(resolve("medium").model, 16 * 512) == (
+        6 * 8192 * weights,
+        bytes_moved,
+    )
 
 
 def test_the_forecast_names_what_a_cast_costs(execute):
-    rows = {line.split()[0]: line.split()[1:] for line in execute(SCRIPT, "--gpu", "NVIDIA H200").out.splitlines()[1:]}
+    rows = {
+        line.split()[0]: line.split()[1:]
+        for line in execute(SCRIPT, "--gpu", "NVIDIA H200").out.splitlines()[1:]
+    }
     assert rows["medium"][1:3] == ["782", "391"] and rows["medium"][-2:] == ["329", "329"]
     assert float(rows["small"][-2]) > 0 > float(rows["small"][-1])
 
 
 def test_a_gpu_without_fp8_is_refused(refused):
-    assert "--gpu NVIDIA A100-SXM4-80GB: no peak of FP8 is listed" in refused(SCRIPT, "--gpu", "NVIDIA A100-SXM4-80GB")
+    assert "--gpu NVIDIA A100-SXM4-80GB: no peak of FP8 is listed" in refused(
+        SCRIPT, "--gpu", "NVIDIA A100-SXM4-80GB"
+    )
 
 
-def test_a_scale_that_cuts_off_or_rounds_away_keeps_the_model_from_learning(no_kernels, monkeypatch):
+def test_a_scale_that_cuts_off_or_rounds_away_keeps_the_model_from_learning(
+    no_kernels, monkeypatch
+):
     monkeypatch.setattr(number_format, "STEPS", 20)
-    bf16, right, small, large = (number_format.losses(*case)[-1] for case in ((0, False), (0,), (-6,), (18,)))
+    bf16, right, small, large = (
+        number_format.losses(*case)[-1] for case in ((0, False), (0,), (-6,), (18,))
+    )
     assert right == pytest.approx(bf16, abs=0.05)
     assert min(small, large) > bf16 + 0.1

@@ -19,14 +19,20 @@ def row(shown: str, name: str) -> list[str]:
 
 
 def test_a_profile_is_shown(execute, tmp_path):
-    path = branched_traces.write(tmp_path / "profiles", captured=True, version="v4", precision__compute="bf16")
+    path = branched_traces.write(
+        tmp_path / "profiles", captured=True, version="v4", precision__compute="bf16"
+    )
     shown = execute(SCRIPT, "--analyze-existing", path).out
-    assert row(shown, "on the critical path")[-1] == "3" and row(shown, "gaps between them")[-1] == "4"
+    assert (
+        row(shown, "on the critical path")[-1] == "3" and row(shown, "gaps between them")[-1] == "4"
+    )
     assert row(shown, "_adamw")[-2:] == ["10", "3"]  # us on the path, and the gap before
 
 
 def test_no_profile_and_one_without_its_trace_are_refused(refused, tmp_path):
-    assert "profile_1.json does not exist" in refused(SCRIPT, "--analyze-existing", "profile_1.json")
+    assert "profile_1.json does not exist" in refused(
+        SCRIPT, "--analyze-existing", "profile_1.json"
+    )
 
     write_json(tmp_path / "profile_1.json", profile(record(version="v4"), [{"name": "aten::mm"}]))
     assert "cannot read trace_1.json" in refused(SCRIPT, "--analyze-existing", "profile_1.json")

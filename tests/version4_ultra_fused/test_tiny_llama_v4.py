@@ -1,4 +1,6 @@
-"""Version 4's step and its flags, with PyTorch's operations; test_kernel_versions.py compares it with Version 1."""
+"""Version 4's step and its flags, with PyTorch's operations; test_kernel_versions.py compares it
+with Version 1.
+"""
 
 from types import SimpleNamespace
 
@@ -29,9 +31,14 @@ FP32 = Precision(DEVICE, None)
 def test_a_batch_that_is_a_strided_view(no_kernels):
     """As of tokens and targets that stand in one tensor, side by side."""
     wide = torch.stack(models.batch(), -1)[:1]
-    views, copies = (wide[..., 0], wide[..., 1]), (wide[..., 0].contiguous(), wide[..., 1].contiguous())
+    views, copies = (
+        (wide[..., 0], wide[..., 1]),
+        (wide[..., 0].contiguous(), wide[..., 1].contiguous()),
+    )
     found = [models.gradients(models.build(tiny_llama_v4), batch) for batch in (views, copies)]
-    assert not views[1].flatten().is_contiguous() and all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    assert not views[1].flatten().is_contiguous() and all(
+        torch.equal(found[0][name], found[1][name]) for name in found[0]
+    )
 
 
 def with_memory_plan():
@@ -51,7 +58,9 @@ def test_logits_leave_nothing_for_a_later_loss_to_do(no_kernels):
 
 
 def test_a_gradient_of_float32_is_rounded_where_gradients_are_kept_in_bf16(monkeypatch, no_kernels):
-    """As FLOPs are counted, without autocast. A GPU's products write float32 themselves, and nothing else."""
+    """As FLOPs are counted, without autocast. A GPU's products write float32 themselves, and
+    nothing else.
+    """
     model = with_memory_plan()
     monkeypatch.setattr(memory_plan, "adds_in_float32", lambda device: True)
     model.loss(*models.batch()).backward()
@@ -71,7 +80,9 @@ def test_gradients_are_linear_in_the_loss_and_add_up_without_its_optimizer(no_ke
         torch.testing.assert_close(added, 3 * once)
 
 
-@pytest.mark.parametrize("triton", [False, pytest.param(True, marks=runs_kernels)], ids=["plain", "triton"])
+@pytest.mark.parametrize(
+    "triton", [False, pytest.param(True, marks=runs_kernels)], ids=["plain", "triton"]
+)
 def test_what_pytorch_allows_or_refuses_is_allowed_or_refused(request, triton):
     if not triton:
         request.getfixturevalue("no_kernels")
@@ -129,7 +140,11 @@ def test_batches_of_another_shape_and_evaluation_between_steps(no_kernels):
 
 def test_loaded_weights_are_those_that_train(no_kernels):
     """The copies in bf16 that products read follow a state dict, as when a run is resumed."""
-    model, precision, batch = models.build(tiny_llama_v4), Precision(torch.device("cpu"), torch.bfloat16), models.batch()
+    model, precision, batch = (
+        models.build(tiny_llama_v4),
+        Precision(torch.device("cpu"), torch.bfloat16),
+        models.batch(),
+    )
     optimizer = tiny_llama_v4.make_optimizer(model, models.Namespace(learning_rate=1e-2))
     step = tiny_llama_v4.make_step(model, optimizer, precision)
     initial = {name: weight.clone() for name, weight in model.state_dict().items()}
@@ -151,19 +166,39 @@ def test_float16_and_capture_where_there_is_no_gpu_are_refused(refused):
 
 
 @pytest.mark.parametrize(
-    "flags", [("--use-amp",), ("--no-capture-step", "--disable-all-fusion"), ("--time-phases",), ("--disable-memory-plan",)]
+    "flags",
+    [
+        ("--use-amp",),
+        ("--no-capture-step", "--disable-all-fusion"),
+        ("--time-phases",),
+        ("--disable-memory-plan",),
+    ],
 )
 def test_its_flags_run(execute, no_kernels, known_ceilings, flags):
     assert "completed, 3 of 3 steps" in execute(SCRIPT, *QUICK, *flags).out
 
 
-def test_products_of_both_passes_have_the_spans_of_their_layer(execute, no_kernels, known_ceilings, tmp_path):
+def test_products_of_both_passes_have_the_spans_of_their_layer(
+    execute, no_kernels, known_ceilings, tmp_path
+):
     """The backward pass is written by hand, so it opens its spans itself."""
-    execute(SCRIPT, *TINY, "--num-steps", 5, "--enable-pytorch-profiler", "--profile-dir", "profiles", "--profile-steps", 1)
+    execute(
+        SCRIPT,
+        *TINY,
+        "--num-steps",
+        5,
+        "--enable-pytorch-profiler",
+        "--profile-dir",
+        "profiles",
+        "--profile-steps",
+        1,
+    )
     (path,) = (tmp_path / "profiles").glob("trace_*.json*")
     operators = chrome_trace.load(path).operators
     products = operators[operators.name.isin(["aten::mm", "aten::bmm", "aten::addmm"])]
-    assert {*products[products.phase == "forward"].span} == {*products[products.phase == "backward"].span} == {
-        "attention", "mlp", "loss"
-    }  # fmt: skip
+    assert (
+        {*products[products.phase == "forward"].span}
+        == {*products[products.phase == "backward"].span}
+        == {"attention", "mlp", "loss"}
+    )
     assert {"norm", "embed"} <= {*operators[operators.phase == "backward"].span}

@@ -1,18 +1,22 @@
-"""FLOPs and minimum bytes of a call of an ATen operator, from the shapes and types that a trace records.
+"""FLOPs and minimum bytes of a call of an ATen operator, from the shapes and types that a trace
+records.
 
-Bytes are a minimum: every input is read once, every output is written once, and nothing stays in a cache between calls. The
-shapes hide two things: a tensor that was expanded counts in full, though its memory is smaller, and a sum counts only the bytes
-that it reads. A multiplication and an addition count as two FLOPs; functions (exp, rsqrt, division) count as one. FLOPs matter
-only for matrix products: all other operators are memory-bound.
+Bytes are a minimum: every input is read once, every output is written once, and nothing stays in a
+cache between calls. The shapes hide two things: a tensor that was expanded counts in full, though
+its memory is smaller, and a sum counts only the bytes that it reads. A multiplication and an
+addition count as two FLOPs; functions (exp, rsqrt, division) count as one. FLOPs matter only for
+matrix products: all other operators are memory-bound.
 
-Work is counted once, in the operator that does it. `aten::linear` calls `aten::matmul` calls `aten::mm`, and only `mm` has a
-cost. Operators that call others, make views or allocate have the cost (0, 0); the time that they take is overhead. On a GPU
-`aten::_scaled_dot_product_flash_attention` calls `aten::_flash_attention_forward`, which launches the kernel and has the cost;
-the counterpart for the CPU does the work itself. Code of torch.compile (`CompiledFunction`, Triton kernels) has no known cost,
-because a trace does not record what it computes.
+Work is counted once, in the operator that does it. `aten::linear` calls `aten::matmul` calls
+`aten::mm`, and only `mm` has a cost. Operators that call others, make views or allocate have the
+cost (0, 0); the time that they take is overhead. On a GPU
+`aten::_scaled_dot_product_flash_attention` calls `aten::_flash_attention_forward`, which launches
+the kernel and has the cost; the counterpart for the CPU does the work itself. Code of torch.compile
+(`CompiledFunction`, Triton kernels) has no known cost, because a trace does not record what it
+computes.
 
-Cost and ceilings give a lower bound on the time (Williams, Waterman and Patterson 2009, the roofline model), with the time of
-one small operation as a third ceiling:
+Cost and ceilings give a lower bound on the time (Williams, Waterman and Patterson 2009, the
+roofline model), with the time of one small operation as a third ceiling:
 
     seconds >= max(FLOPs / peak FLOP/s, bytes / peak bytes/s, seconds per operation)
 """
@@ -30,45 +34,159 @@ from tracepage.records.step_profile import Profile
 Shape = Sequence[int]
 
 ELEMENT_BYTES = {
-    "float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "long": 8, "int": 4, "short int": 2,
-    "bool": 1, "unsigned char": 1, "signed char": 1,
-}  # fmt: skip
-LIST_ELEMENT_BYTES = 4  # in the lists of an optimizer; a trace does not record the types of tensors in a list
+    "float": 4,
+    "double": 8,
+    "c10::BFloat16": 2,
+    "c10::Half": 2,
+    "long int": 8,
+    "long": 8,
+    "int": 4,
+    "short int": 2,
+    "bool": 1,
+    "unsigned char": 1,
+    "signed char": 1,
+}
+# in the lists of an optimizer; a trace does not record the types of tensors in a list
+LIST_ELEMENT_BYTES = 4
 
-# FLOPs for each output element, of operators whose output has the shape that their inputs broadcast to.
+# FLOPs for each output element, of operators whose output has the shape that their inputs broadcast
+# to.
 ELEMENTWISE = dict.fromkeys(
-    ("add", "sub", "rsub", "mul", "div", "neg", "abs", "pow", "sqrt", "rsqrt", "reciprocal", "exp", "log", "sin", "cos",
-     "clamp_min", "relu", "threshold_backward", "where", "masked_fill", "eq", "ne", "lt", "le", "gt", "ge",
-     "bitwise_not", "logical_not", "triu", "tril"), 1,
-) | {  # fmt: skip
-    "addcmul": 3, "addcdiv": 3, "lerp": 3, "sigmoid": 3, "silu": 4, "silu_backward": 7,
-    "_softmax": 5, "_softmax_backward_data": 4, "_log_softmax": 5, "_log_softmax_backward_data": 4,
-}  # fmt: skip
-WRAPS_NUMBERS = ("add", "sub", "mul", "div")  # `x * 2` makes a tensor of the 2 and calls `mul` again, which does the work
+    (
+        "add",
+        "sub",
+        "rsub",
+        "mul",
+        "div",
+        "neg",
+        "abs",
+        "pow",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "exp",
+        "log",
+        "sin",
+        "cos",
+        "clamp_min",
+        "relu",
+        "threshold_backward",
+        "where",
+        "masked_fill",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "bitwise_not",
+        "logical_not",
+        "triu",
+        "tril",
+    ),
+    1,
+) | {
+    "addcmul": 3,
+    "addcdiv": 3,
+    "lerp": 3,
+    "sigmoid": 3,
+    "silu": 4,
+    "silu_backward": 7,
+    "_softmax": 5,
+    "_softmax_backward_data": 4,
+    "_log_softmax": 5,
+    "_log_softmax_backward_data": 4,
+}
+# `x * 2` makes a tensor of the 2 and calls `mul` again, which does the work
+WRAPS_NUMBERS = ("add", "sub", "mul", "div")
 REDUCTIONS = ("sum", "mean", "amax", "amin", "linalg_vector_norm")
 MATRIX_PRODUCTS = {"mm": 2, "addmm": 2, "bmm": 3, "baddbmm": 3}  # dimensions of the factors
 ADDS = ("addmm", "baddbmm")  # a matrix product is added to their first argument
 TENSOR_LIST = "TensorList"
-COMMUNICATION = re.compile(r"nccl|rccl|^(?:gloo:|c10d::|record_param_comms)", re.IGNORECASE)  # operators, and their kernels
-# Operators that launch fused attention: True if q is [B, H, S, Dh], False if it is [B, S, H, Dh]; k and v likewise.
+# operators, and their kernels
+COMMUNICATION = re.compile(r"nccl|rccl|^(?:gloo:|c10d::|record_param_comms)", re.IGNORECASE)
+# Operators that launch fused attention: True if q is [B, H, S, Dh], False if it is [B, S, H, Dh]; k
+# and v likewise.
 ATTENTION = {
-    "_scaled_dot_product_flash_attention_for_cpu": True, "_cudnn_attention": True, "_flash_attention": False,
+    "_scaled_dot_product_flash_attention_for_cpu": True,
+    "_cudnn_attention": True,
+    "_flash_attention": False,
     "_efficient_attention": False,
-}  # fmt: skip
-WORK_IN_OTHERS = frozenset((
-    # views, allocation and bookkeeping
-    "view", "_unsafe_view", "reshape", "_reshape_alias", "t", "transpose", "permute", "expand", "expand_as", "slice", "select",
-    "narrow", "unsqueeze", "squeeze", "split", "split_with_sizes", "chunk", "unbind", "detach", "detach_", "alias", "unflatten",
-    "flatten", "as_strided", "lift_fresh", "empty", "empty_like", "empty_strided", "resize_", "resolve_conj", "resolve_neg",
-    "result_type", "promote_types", "item", "_local_scalar_dense", "broadcast_tensors",
-    # operators that call others
-    "linear", "matmul", "masked_fill", "to", "_to_copy", "clone", "contiguous", "softmax", "log_softmax", "cross_entropy_loss",
-    "nll_loss", "nll_loss_nd", "embedding", "embedding_backward", "square", "ones", "zeros", "ones_like", "zeros_like", "full",
-    "repeat_interleave", "index_put_", "scaled_dot_product_attention", "_fused_sdp_choice", "_scaled_dot_product_attention_math",
-    *(f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash", "efficient", "cudnn")),
-    *(f"_scaled_dot_product_{kernel}_attention_backward" for kernel in ("flash", "efficient", "cudnn")),
-))  # fmt: skip
-COMPILER_FRAMES = ("TorchDynamo", "Torch-Compiled Region", "Pregraph bytecode", "AOTDispatcher")  # of torch.compile: no work
+}
+WORK_IN_OTHERS = frozenset(
+    (
+        # views, allocation and bookkeeping
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "_reshape_alias",
+        "t",
+        "transpose",
+        "permute",
+        "expand",
+        "expand_as",
+        "slice",
+        "select",
+        "narrow",
+        "unsqueeze",
+        "squeeze",
+        "split",
+        "split_with_sizes",
+        "chunk",
+        "unbind",
+        "detach",
+        "detach_",
+        "alias",
+        "unflatten",
+        "flatten",
+        "as_strided",
+        "lift_fresh",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "resize_",
+        "resolve_conj",
+        "resolve_neg",
+        "result_type",
+        "promote_types",
+        "item",
+        "_local_scalar_dense",
+        "broadcast_tensors",
+        # operators that call others
+        "linear",
+        "matmul",
+        "masked_fill",
+        "to",
+        "_to_copy",
+        "clone",
+        "contiguous",
+        "softmax",
+        "log_softmax",
+        "cross_entropy_loss",
+        "nll_loss",
+        "nll_loss_nd",
+        "embedding",
+        "embedding_backward",
+        "square",
+        "ones",
+        "zeros",
+        "ones_like",
+        "zeros_like",
+        "full",
+        "repeat_interleave",
+        "index_put_",
+        "scaled_dot_product_attention",
+        "_fused_sdp_choice",
+        "_scaled_dot_product_attention_math",
+        *(f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash", "efficient", "cudnn")),
+        *(
+            f"_scaled_dot_product_{kernel}_attention_backward"
+            for kernel in ("flash", "efficient", "cudnn")
+        ),
+    )
+)
+# of torch.compile: no work
+COMPILER_FRAMES = ("TorchDynamo", "Torch-Compiled Region", "Pregraph bytecode", "AOTDispatcher")
 COMPOSITE_ON_CPU = ("aten::mean",)  # on a CPU it calls `sum` and `div_`; on a GPU it is one kernel
 # Autograd nodes of PyTorch's own operators, and two names from `chrome_trace`.
 _OVERHEAD = re.compile(r"\w+Backward\d+|torch::autograd::\w+|detach_?|autograd engine|redispatch")
@@ -79,37 +197,48 @@ def element_bytes(run: Run) -> int:
     return 4 if run["precision"]["compute"] == "fp32" else 2
 
 
-def cost(name: str, shapes: Sequence, types: Sequence[str], element: int = 4) -> tuple[int, int] | None:
+def cost(
+    name: str, shapes: Sequence, types: Sequence[str], element: int = 4
+) -> tuple[int, int] | None:
     """FLOPs and minimum bytes of one call.
 
     Args:
-        name: as in the trace, such as `aten::mm`.
-        shapes: of each argument; [] for numbers and scalar tensors, a list of shapes for a list of tensors.
-        types: of each argument, such as `float`, `c10::BFloat16`, `Scalar`, `TensorList` or empty.
-        element: bytes of an element in the run's precision, for `cat`, whose list of tensors has no types in a trace.
+        name: as in the trace, such as `aten::mm`. shapes: of each argument; [] for numbers and
+        scalar tensors, a list of shapes for a list of tensors. types: of each argument, such as
+        `float`, `c10::BFloat16`, `Scalar`, `TensorList` or empty. element: bytes of an element in
+        the run's precision, for `cat`, whose list of tensors has no types in a trace.
 
     Returns:
-        FLOPs and bytes; (0, 0) for operators without work of their own; None where the cost is not known, as for shapes that
-        the operator of PyTorch cannot have.
+        FLOPs and bytes; (0, 0) for operators without work of their own; None where the cost is not
+        known, as for shapes that the operator of PyTorch cannot have.
     """
     operator = name.removeprefix("aten::")
-    if _OVERHEAD.fullmatch(name) or name.startswith(COMPILER_FRAMES) or (operator in WORK_IN_OTHERS and operator != name):
+    if (
+        _OVERHEAD.fullmatch(name)
+        or name.startswith(COMPILER_FRAMES)
+        or (operator in WORK_IN_OTHERS and operator != name)
+    ):
         return 0, 0
     if operator == name or not shapes or not _consistent(shapes, types):
         return None
     if operator in MATRIX_PRODUCTS:
         first = int(operator in ADDS)
         factors = shapes[first : first + 2]  # [m, k] and [k, n], or [b, m, k] and [b, k, n]
-        if types[0] not in ELEMENT_BYTES or not _are_tensors(factors, types[first:], MATRIX_PRODUCTS[operator]):
+        if types[0] not in ELEMENT_BYTES or not _are_tensors(
+            factors, types[first:], MATRIX_PRODUCTS[operator]
+        ):
             return None
         left, right = factors
         output = math.prod(left[:-1]) * right[-1]
         moved = sum(map(math.prod, shapes[: first + 2])) + output
         return 2 * output * left[-1], moved * ELEMENT_BYTES[types[0]]
-    kernel, backward = operator.removesuffix("_forward").removesuffix("_backward"), operator.endswith("_backward")
+    kernel = operator.removesuffix("_forward").removesuffix("_backward")
+    backward = operator.endswith("_backward")
     if kernel in ATTENTION:
         queries_and_keys = shapes[1:3] if backward else shapes[:2]
-        if types[0] not in ELEMENT_BYTES or not _are_tensors(queries_and_keys, types[int(backward) :], 4):
+        if types[0] not in ELEMENT_BYTES or not _are_tensors(
+            queries_and_keys, types[int(backward) :], 4
+        ):
             return None
         return _attention(queries_and_keys, types[0], ATTENTION[kernel], backward)
     if operator == "_fused_adamw_":
@@ -117,15 +246,25 @@ def cost(name: str, shapes: Sequence, types: Sequence[str], element: int = 4) ->
     if operator.startswith("_foreach_"):
         return _foreach(operator.removeprefix("_foreach_"), shapes, types)
     if operator == "cat":
-        return (0, 2 * sum(map(math.prod, shapes[0])) * element) if shapes[0] and types[0] == TENSOR_LIST else None
+        return (
+            (0, 2 * sum(map(math.prod, shapes[0])) * element)
+            if shapes[0] and types[0] == TENSOR_LIST
+            else None
+        )
     if operator.removesuffix("_") in WRAPS_NUMBERS and types[1:2] == ["Scalar"]:
         return 0, 0
-    tensors = [(shape, ELEMENT_BYTES[kind]) for shape, kind in zip(shapes, types, strict=True) if kind in ELEMENT_BYTES]
+    tensors = [
+        (shape, ELEMENT_BYTES[kind])
+        for shape, kind in zip(shapes, types, strict=True)
+        if kind in ELEMENT_BYTES
+    ]
     return _one_output(operator, tensors) if tensors else None
 
 
 def _consistent(shapes: Sequence, types: Sequence[str]) -> bool:
-    """Whether each argument has a type, each tensor one shape, and each list of tensors a list of shapes."""
+    """Whether each argument has a type, each tensor one shape, and each list of tensors a list of
+    shapes.
+    """
 
     def fits(shape: Sequence, kind: str) -> bool:
         element = int if kind in ELEMENT_BYTES else list if kind == TENSOR_LIST else object
@@ -136,29 +275,40 @@ def _consistent(shapes: Sequence, types: Sequence[str]) -> bool:
 
 def _are_tensors(shapes: Sequence[Shape], types: Sequence[str], rank: int) -> bool:
     """Whether these are two tensors of so many dimensions; `types` may have more elements."""
-    return len(shapes) == 2 and all(map(ELEMENT_BYTES.__contains__, types[:2])) and all(len(shape) == rank for shape in shapes)
+    return (
+        len(shapes) == 2
+        and all(map(ELEMENT_BYTES.__contains__, types[:2]))
+        and all(len(shape) == rank for shape in shapes)
+    )
 
 
-def _attention(shapes: Sequence[Shape], kind: str, heads_first: bool, backward: bool) -> tuple[int, int]:
-    """Causal attention that writes no [S, S] matrix (Dao et al. 2022, arXiv:2205.14135); `shapes` of q and k.
+def _attention(
+    shapes: Sequence[Shape], kind: str, heads_first: bool, backward: bool
+) -> tuple[int, int]:
+    """Causal attention that writes no [S, S] matrix (Dao et al. 2022, arXiv:2205.14135); `shapes`
+    of q and k.
 
-    Each product takes 2 Dh FLOPs for each of the S (S + 1) / 2 pairs of a head. The forward pass has two products (scores,
-    weighted sum): it reads q, k and v, and writes the output and the fp32 log-sum-exp [B, H, S]. The backward pass has five
-    (the scores again, the gradients of weights, v, q and k): it reads all of these and the gradient of the output, and writes
-    three gradients. A trace does not record whether a call was causal; all attention in this model is.
+    Each product takes 2 Dh FLOPs for each of the S (S + 1) / 2 pairs of a head. The forward pass
+    has two products (scores, weighted sum): it reads q, k and v, and writes the output and the fp32
+    log-sum-exp [B, H, S]. The backward pass has five (the scores again, the gradients of weights,
+    v, q and k): it reads all of these and the gradient of the output, and writes three gradients. A
+    trace does not record whether a call was causal; all attention in this model is.
     """
     q, k = shapes
-    length, rows = q[2] if heads_first else q[1], math.prod(q[:3])
+    length = q[2] if heads_first else q[1]
+    rows = math.prod(q[:3])
     products, tensors = (5, 4) if backward else (2, 2)  # tensors of q's size, and as many of k's
     moved = tensors * (math.prod(q) + math.prod(k)) * ELEMENT_BYTES[kind] + 4 * rows
     return products * 2 * q[3] * rows * (length + 1) // 2, moved
 
 
 def _adamw(parameters: Sequence[Shape]) -> tuple[int, int] | None:
-    """One step of AdamW on all parameters: weight, gradient and two moments read, weight and moments written.
+    """One step of AdamW on all parameters: weight, gradient and two moments read, weight and
+    moments written.
 
-    FLOPs for each weight: decay 1, first moment 3, second moment 4, root, bias correction and epsilon 3, division, step size
-    and subtraction 3. None for a long list of tensors, because PyTorch records no shapes of it.
+    FLOPs for each weight: decay 1, first moment 3, second moment 4, root, bias correction and
+    epsilon 3, division, step size and subtraction 3. None for a long list of tensors, because
+    PyTorch records no shapes of it.
     """
     elements = sum(map(math.prod, parameters))
     return (14 * elements, 7 * elements * LIST_ELEMENT_BYTES) if elements else None
@@ -174,7 +324,8 @@ def _one_output(operator: str, tensors: list[tuple[Shape, int]]) -> tuple[int, i
         if operator != plain:  # in place
             return ELEMENTWISE[plain] * elements, read + elements * size
         output = math.prod(_broadcast([shape for shape, _ in tensors]))
-        widest = max((each for shape, each in tensors if shape), default=size)  # scalar tensors do not widen a type
+        # scalar tensors do not widen a type
+        widest = max((each for shape, each in tensors if shape), default=size)
         return ELEMENTWISE[plain] * output, read + output * widest
     if operator in REDUCTIONS:
         return elements, read
@@ -186,12 +337,15 @@ def _one_output(operator: str, tensors: list[tuple[Shape, int]]) -> tuple[int, i
         return 0, 2 * math.prod(tensors[-1][0]) * math.prod(first[1:]) * size
     if operator == "gather" and len(tensors) > 1:  # [table, indices]: one element for each index
         return 0, 2 * math.prod(tensors[1][0]) * size
-    if operator == "embedding_dense_backward":  # [gradient, indices]: each row is read, and added to a row of the table
+    # [gradient, indices]: each row is read, and added to a row of the table
+    if operator == "embedding_dense_backward":
         return elements, read + elements * size
-    if operator == "_index_put_impl_":  # [table, values]: each row of values is read, and added to a row of the table
+    # [table, values]: each row of values is read, and added to a row of the table
+    if operator == "_index_put_impl_":
         values, size = tensors[-1]
         return math.prod(values), 2 * math.prod(values) * size
-    if operator in ("nll_loss_forward", "nll_loss_backward"):  # one entry a row; `zero_` clears the rest of a gradient
+    # one entry a row; `zero_` clears the rest of a gradient
+    if operator in ("nll_loss_forward", "nll_loss_backward"):
         targets = [shape for shape, each in tensors if each == 8]
         return (rows := math.prod(targets[0]), rows * (8 + size)) if targets else None
     return None
@@ -205,7 +359,9 @@ def _broadcast(shapes: Sequence[Shape]) -> list[int]:
 
 
 def _foreach(operator: str, shapes: Sequence, types: Sequence[str]) -> tuple[int, int] | None:
-    """Operators on lists of tensors (optimizers); None for a long list, because PyTorch records no shapes of it."""
+    """Operators on lists of tensors (optimizers); None for a long list, because PyTorch records no
+    shapes of it.
+    """
     lists = [shape for shape, kind in zip(shapes, types, strict=True) if kind == TENSOR_LIST]
     plain = operator.removesuffix("_")
     if plain not in ELEMENTWISE or not lists or not all(lists):
@@ -220,7 +376,9 @@ def least_seconds(flops: float, bytes_: float, ceilings: Ceilings) -> float:
 
 
 def bound(flops: float, bytes_: float, ceilings: Ceilings) -> tuple[float, str]:
-    """A lower bound on the seconds of a call of this cost, and the ceiling that sets it: `compute`, `memory` or `launch`."""
+    """A lower bound on the seconds of a call of this cost, and the ceiling that sets it: `compute`,
+    `memory` or `launch`.
+    """
     return max(
         (flops / ceilings["flops_per_second"], "compute"),
         (bytes_ / ceilings["bytes_per_second"], "memory"),
@@ -236,14 +394,20 @@ class Work(NamedTuple):
     bytes: float
 
 
-def linear_products(calls: float, tokens: int, inputs: int, outputs: int, element: int) -> list[Work]:
-    """The products of linear layers: forward, gradient of the input, gradient of the weight; `element` is bytes per element."""
+def linear_products(
+    calls: float, tokens: int, inputs: int, outputs: int, element: int
+) -> list[Work]:
+    """The products of linear layers: forward, gradient of the input, gradient of the weight;
+    `element` is bytes per element.
+    """
     sizes = ((tokens, inputs, outputs), (tokens, outputs, inputs), (outputs, tokens, inputs))
     return [Work(calls, 2 * m * k * n, element * (m * k + k * n + m * n)) for m, k, n in sizes]
 
 
 class OperatorCalls(NamedTuple):
-    """The calls of an operator with one set of shapes in one span and phase; calls and us (self time) are per step."""
+    """The calls of an operator with one set of shapes in one span and phase; calls and us (self
+    time) are per step.
+    """
 
     name: str
     span: str
@@ -259,7 +423,9 @@ class OperatorCalls(NamedTuple):
 
     @property
     def works(self) -> bool:
-        """Whether it computes or moves data; all others (views, autograd nodes, allocations) are overhead."""
+        """Whether it computes or moves data; all others (views, autograd nodes, allocations) are
+        overhead.
+        """
         return (self.flops, self.bytes) != (0, 0)
 
     def rate(self, amount: int | None) -> float | None:
@@ -269,21 +435,31 @@ class OperatorCalls(NamedTuple):
 
 def rows(profile: Profile) -> list[OperatorCalls]:
     """The operators of a profile that took time, the longest first."""
-    steps, ceilings, on_gpu = profile["profiled_steps"], profile["run"]["ceilings"], bool(profile["kernels"])
+    steps = profile["profiled_steps"]
+    ceilings = profile["run"]["ceilings"]
+    on_gpu = bool(profile["kernels"])
     element = element_bytes(profile["run"])
     result = []
     for record in profile["operators"]:
-        us, calls = record["self_device_us" if on_gpu else "self_cpu_us"] / steps, record["calls"] / steps
+        us = record["self_device_us" if on_gpu else "self_cpu_us"] / steps
+        calls = record["calls"] / steps
         if us <= 0:
             continue
-        known = cost(record["name"], json.loads(record["input_shapes"]), json.loads(record["input_types"]), element)
+        known = cost(
+            record["name"],
+            json.loads(record["input_shapes"]),
+            json.loads(record["input_types"]),
+            element,
+        )
         if record["name"] in COMPOSITE_ON_CPU and not on_gpu:
             known = (0, 0)
-        kind, percent = "not classed" if known else "unknown", None
+        kind = "not classed" if known else "unknown"
+        percent = None
         if ceilings and known:
             seconds, kind = bound(*known, ceilings)
             percent = None if kind == "launch" else 100 * seconds * 1e6 * calls / us
-        inputs, (flops, moved) = (record["input_shapes"], record["input_types"]), known or (None, None)
+        inputs = (record["input_shapes"], record["input_types"])
+        (flops, moved) = known or (None, None)
         place = record["name"], record["span"], record["phase"]
         result.append(OperatorCalls(*place, *inputs, calls, us, flops, moved, kind, percent))
     return sorted(result, key=lambda row: -row.us)

@@ -1,8 +1,9 @@
 """The mean profiled step, and the most that each optimization of it could gain.
 
-A target is a set of operators that a fused form would replace. Its floor is the least time of that form under the measured
-ceilings, and its bound follows by Amdahl's law (`bottlenecks.ABOUT_TARGETS` says how). The time of an operator is its self time:
-of its kernels on a GPU, of its own code on a CPU.
+A target is a set of operators that a fused form would replace. Its floor is the least time of that
+form under the measured ceilings, and its bound follows by Amdahl's law (`bottlenecks.ABOUT_TARGETS`
+says how). The time of an operator is its self time: of its kernels on a GPU, of its own code on a
+CPU.
 
 Schema of optimization_targets.json, "tiny-llama-targets/1":
 
@@ -27,12 +28,24 @@ from typing_extensions import TypedDict
 
 SCHEMA = "tiny-llama-targets/1"
 # Attention's operators on [.., S, S]: where S = Dh, RoPE's have that shape too.
-ON_SCORES = ("div", "triu", "fill_", "masked_fill", "masked_fill_", "_softmax", "_softmax_backward_data")
+ON_SCORES = (
+    "div",
+    "triu",
+    "fill_",
+    "masked_fill",
+    "masked_fill_",
+    "_softmax",
+    "_softmax_backward_data",
+)
 CHANGES = {  # the target of each change; all but fused-optimizer are flags of some version
-    "qkv-fusion": "QKV fusion", "swiglu-fusion": "SwiGLU fusion", "flash-attention": "flash attention",
-    "torch-compile": "elementwise fusion", "fused-optimizer": "fused optimizer", "use-amp": "mixed precision",
+    "qkv-fusion": "QKV fusion",
+    "swiglu-fusion": "SwiGLU fusion",
+    "flash-attention": "flash attention",
+    "torch-compile": "elementwise fusion",
+    "fused-optimizer": "fused optimizer",
+    "use-amp": "mixed precision",
     "capture-step": "launch overhead",
-}  # fmt: skip
+}
 
 
 class Target(TypedDict):
@@ -57,17 +70,22 @@ class Step:
     profile: Profile
     rows: list[OperatorCalls]  # largest time first
     us: float
-    outside_us: float  # time in which a GPU idles, or a CPU is outside all operators; 0 where only attention was kept
+    # time in which a GPU idles, or a CPU is outside all operators; 0 where only attention was kept
+    outside_us: float
 
     @property
     def on_gpu(self) -> bool:
         return bool(self.profile["kernels"])
 
     def overhead(self, span: str) -> float:
-        """us of overhead at each working call: an equal share of its span's overhead and of the time outside operators."""
+        """us of overhead at each working call: an equal share of its span's overhead and of the
+        time outside operators.
+        """
         working = [row for row in self.rows if row.works]
         views = sum(row.us for row in self.rows if not row.works and row.span == span)
-        return views / sum(row.calls for row in working if row.span == span) + self.outside_us / sum(row.calls for row in working)
+        return views / sum(
+            row.calls for row in working if row.span == span
+        ) + self.outside_us / sum(row.calls for row in working)
 
 
 def read_step(path: Path) -> Step:
@@ -78,7 +96,9 @@ def read_step(path: Path) -> Step:
     if profile["attention_only"]:
         return Step(profile, rows, inside, 0.0)
     wall = sum(profile["step_us"]) / profile["profiled_steps"]
-    covered = profile["device_busy_us"] / profile["profiled_steps"] if profile["kernels"] else inside
+    covered = (
+        profile["device_busy_us"] / profile["profiled_steps"] if profile["kernels"] else inside
+    )
     return Step(profile, rows, wall, max(0.0, wall - covered))
 
 
@@ -110,16 +130,25 @@ def _working(step: Step) -> list[OperatorCalls]:
     return [row for row in step.rows if row.works and not operators.COMMUNICATION.search(row.name)]
 
 
-def _target(step: Step, fusion: Fusion, calls: tuple[float, float], us: tuple[float, float | None]) -> Target:
+def _target(
+    step: Step, fusion: Fusion, calls: tuple[float, float], us: tuple[float, float | None]
+) -> Target:
     """`calls` and `us` are those of today and, at least, of the fused form."""
     now, floor = us
     share = None if floor is None else (now - floor) / step.us
     bound = None if share is None or share == 1 else 1 / (1 - share)
     return {
-        "name": fusion.name, "fused_form": fusion.form, "operators": sorted({row.name for row in fusion.rows}),
-        "calls": calls[0], "fused_calls": calls[1], "time_us": now, "floor_us": floor, "share": share, "bound": bound,
+        "name": fusion.name,
+        "fused_form": fusion.form,
+        "operators": sorted({row.name for row in fusion.rows}),
+        "calls": calls[0],
+        "fused_calls": calls[1],
+        "time_us": now,
+        "floor_us": floor,
+        "share": share,
+        "bound": bound,
         "note": fusion.note,
-    }  # fmt: skip
+    }
 
 
 def _bounded(step: Step, fusion: Fusion, ceilings: Ceilings | None) -> Target:
@@ -127,7 +156,8 @@ def _bounded(step: Step, fusion: Fusion, ceilings: Ceilings | None) -> Target:
     parts = [(row, fusion.part(row)) for row in fusion.rows]
     calls = sum(row.calls * part for row, part in parts)
     beside = sum(row.calls * part * step.overhead(row.span) for row, part in parts)
-    now, floor = sum(row.us * part for row, part in parts) + beside, None
+    now = sum(row.us * part for row, part in parts) + beside
+    floor = None
     if ceilings:
         work_us = [1e6 * least_seconds(work.flops, work.bytes, ceilings) for work in fusion.work]
         least = [max(us + beside / calls, 1e6 * ceilings["operation_seconds"]) for us in work_us]
@@ -138,9 +168,13 @@ def _bounded(step: Step, fusion: Fusion, ceilings: Ceilings | None) -> Target:
 def _fusions(step: Step) -> Iterator[Fusion]:
     """Letters as in common/config.py."""
     run = step.profile["run"]
-    model, training = run["model"], run["training"]
-    length, tokens = training["sequence_length"], training["batch_size"] * training["sequence_length"]
-    hidden, layers, ffn = model["hidden_size"], model["num_layers"], model["intermediate_size"]
+    model = run["model"]
+    training = run["training"]
+    length = training["sequence_length"]
+    tokens = training["batch_size"] * training["sequence_length"]
+    hidden = model["hidden_size"]
+    layers = model["num_layers"]
+    ffn = model["intermediate_size"]
     head_dim = hidden // model["num_attention_heads"]
     kv = head_dim * model["num_key_value_heads"]
     element = operators.element_bytes(run)
@@ -150,14 +184,22 @@ def _fusions(step: Step) -> Iterator[Fusion]:
     def shapes(row: OperatorCalls) -> list[list[int]]:
         return [shape for shape in json.loads(row.shapes) if shape and isinstance(shape[0], int)]
 
-    def qkv_part(row: OperatorCalls) -> float:  # the output projection has the shape of the Q projection
+    # the output projection has the shape of the Q projection
+    def qkv_part(row: OperatorCalls) -> float:
         (m, k), (_, n) = shapes(row)[:2]
         whole = sorted((m, k, n)) != sorted((tokens, hidden, hidden))
         return 1.0 if whole else 3 / 4 if kv == hidden else 1 / 2
 
-    def quadratic(row: OperatorCalls) -> bool:  # [.., S, S]; the copies of K and V for grouped queries have 5 dimensions
-        scores = [length, length] if length != head_dim or row.name.removeprefix("aten::") in ON_SCORES else None
-        return row.name == "aten::bmm" or any(shape[-2:] == scores or len(shape) == 5 for shape in shapes(row))
+    # [.., S, S]; the copies of K and V for grouped queries have 5 dimensions
+    def quadratic(row: OperatorCalls) -> bool:
+        scores = (
+            [length, length]
+            if length != head_dim or row.name.removeprefix("aten::") in ON_SCORES
+            else None
+        )
+        return row.name == "aten::bmm" or any(
+            shape[-2:] == scores or len(shape) == 5 for shape in shapes(row)
+        )
 
     attention = [row for row in working if row.span == "attention" and row.name != "aten::mm"]
     projections = [row for row in working if row.span == "attention" and row.name == "aten::mm"]
@@ -169,18 +211,26 @@ def _fusions(step: Step) -> Iterator[Fusion]:
     work = [Work(layers, 0, element * tokens * ffn * passes) for passes in (3, 5)]
     work += linear_products(layers, tokens, hidden, 2 * ffn, element)
     mlp = [row for row in working if row.span == "mlp"]
-    yield Fusion("SwiGLU fusion", form, mlp, work, lambda row: 2 / 3 if row.name == "aten::mm" else 1.0)
+    yield Fusion(
+        "SwiGLU fusion", form, mlp, work, lambda row: 2 / 3 if row.name == "aten::mm" else 1.0
+    )
 
     form = "no [S, S] matrix in memory, no later positions; reads Q, K, V, writes O, and again for the gradients"
     pairs = training["batch_size"] * length * (length + 1) // 2
     streams = element * tokens * 2 * (hidden + kv)  # Q, K, V and O
-    work = [Work(layers, 4 * pairs * hidden, streams), Work(layers, 10 * pairs * hidden, 2 * streams)]
+    work = [
+        Work(layers, 4 * pairs * hidden, streams),
+        Work(layers, 10 * pairs * hidden, 2 * streams),
+    ]
     yield Fusion("flash attention", form, [row for row in attention if quadratic(row)], work)
 
     form = "as torch.compile fuses: RoPE of Q and K one pass, each norm with its residual one pass, forward and backward"
-    rope, norms = [row for row in attention if not quadratic(row)], [row for row in working if row.span in ("norm", "residual")]
+    rope = [row for row in attention if not quadratic(row)]
+    norms = [row for row in working if row.span in ("norm", "residual")]
     work = [Work(2 * layers, 0, streams)] if rope else []
-    if norms:  # x -> y, and x, dy -> dx; the residual adds a read and a write, or a read, to all but the first norm
+    # x -> y, and x, dy -> dx; the residual adds a read and a write, or a read, to all but the first
+    # norm
+    if norms:
         work += [Work(1, 0, 2 * vector), Work(1, 0, 3 * vector), Work(4 * layers, 0, 4 * vector)]
     yield Fusion("elementwise fusion", form, rope + norms, work)
 
@@ -193,14 +243,20 @@ def _mixed_precision(step: Step) -> list[Target]:
     """The products of a float32 step in bf16, under the data sheet's peak."""
     run = step.profile["run"]
     is_product = operators.MATRIX_PRODUCTS.__contains__
-    products = [row for row in _working(step) if row.bytes and is_product(row.name.removeprefix("aten::"))]
+    products = [
+        row for row in _working(step) if row.bytes and is_product(row.name.removeprefix("aten::"))
+    ]
     if run["precision"]["compute"] != "fp32" or not products:
         return []
-    bf16 = (datasheet(run["device"]["name"], run["device"].get("multiprocessors")) or {}).get("bf16")
+    bf16 = (datasheet(run["device"]["name"], run["device"].get("multiprocessors")) or {}).get(
+        "bf16"
+    )
     note = "Not bounded: the bf16 ceiling of this device is not known; --use-amp --measure-peak measures it."
     if bf16:
         note = f"With the data sheet's bf16 peak, {bf16 / 1e12:.0f} TFLOP/s."
-    ceilings: Ceilings | None = {**run["ceilings"], "flops_per_second": bf16} if run["ceilings"] and bf16 else None
+    ceilings: Ceilings | None = (
+        {**run["ceilings"], "flops_per_second": bf16} if run["ceilings"] and bf16 else None
+    )
     work = [Work(row.calls, row.flops or 0, (row.bytes or 0) / 2) for row in products]
     form = "the same products in bf16: half the bytes, a higher peak"
     return [_bounded(step, Fusion("mixed precision", form, products, work, note=note), ceilings)]

@@ -1,10 +1,12 @@
-"""Peaks from the vendors' data sheets. The peak of a device that is not listed is left out, never guessed.
+"""Peaks from the vendors' data sheets. The peak of a device that is not listed is left out, never
+guessed.
 
-Peaks are dense (without structured sparsity), of matrix products that accumulate in fp32, in FLOP/s by number format.
-`bandwidth` is in bytes/s and `memory` in bytes. fp32 is without TF32; on AMD it is that of the matrix cores. A format that the
-data sheet does not list has no key. Names are those that PyTorch reports. PyTorch sees each die (GCD) of an MI250 or MI250X as a
-device, so both have half of the board's peaks; if it names both, the compute units tell them apart. A partition of an MI300 (CPX,
-DPX) has the name of the whole and fewer compute units, and therefore no peak.
+Peaks are dense (without structured sparsity), of matrix products that accumulate in fp32, in FLOP/s
+by number format. `bandwidth` is in bytes/s and `memory` in bytes. fp32 is without TF32; on AMD it
+is that of the matrix cores. A format that the data sheet does not list has no key. Names are those
+that PyTorch reports. PyTorch sees each die (GCD) of an MI250 or MI250X as a device, so both have
+half of the board's peaks; if it names both, the compute units tell them apart. A partition of an
+MI300 (CPX, DPX) has the name of the whole and fewer compute units, and therefore no peak.
 
 Sources:
 
@@ -12,23 +14,45 @@ Sources:
 - H200: https://www.nvidia.com/en-us/data-center/h200/
 - A100: https://www.nvidia.com/en-us/data-center/a100/
 - B200 (HGX, 1000 W): https://nvdam.widen.net/s/wwnsxrhm2w/blackwell-datasheet-3384703
-- T4, L4, L40S, A10: https://www.nvidia.com/en-us/data-center/tesla-t4/, l4/, l40s/ and products/a10-gpu/. The T4's page says
-  300 GB/s, but 256 bits at 10 Gbit/s are 320
-- RTX 3090, RTX A6000: https://images.nvidia.com/aem-dam/en-zz/Solutions/geforce/ampere/pdf/NVIDIA-ampere-GA102-GPU-Architecture-Whitepaper-V1.pdf
-- RX 7900 XTX: https://www.amd.com/en/products/graphics/desktops/radeon/7000-series/amd-radeon-rx-7900xtx.html
-- RTX 4090: appendix A of https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf
-- RTX 5090: appendix A of https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf
-- MI210, MI250, MI250X: https://www.amd.com/en/products/accelerators/instinct/mi200.html and the pages below it
-- MI300X, MI300A, MI325X: https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html, mi300a.html, mi325x.html
-- MI350X, MI355X: https://www.amd.com/en/products/accelerators/instinct/mi350/mi350x.html, mi355x.html, rounded to 0.1 PFLOP/s
+- T4, L4, L40S, A10: https://www.nvidia.com/en-us/data-center/tesla-t4/, l4/, l40s/ and
+  products/a10-gpu/. The T4's page says 300 GB/s, but 256 bits at 10 Gbit/s are 320
+- RTX 3090, RTX A6000:
+  https://images.nvidia.com/aem-dam/en-zz/Solutions/geforce/ampere/pdf/NVIDIA-ampere-GA102-GPU-Architecture-Whitepaper-V1.pdf
+- RX 7900 XTX:
+  https://www.amd.com/en/products/graphics/desktops/radeon/7000-series/amd-radeon-rx-7900xtx.html
+- RTX 4090: appendix A of
+  https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf
+- RTX 5090: appendix A of
+  https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf
+- MI210, MI250, MI250X: https://www.amd.com/en/products/accelerators/instinct/mi200.html and the
+  pages below it
+- MI300X, MI300A, MI325X: https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html,
+  mi300a.html, mi325x.html
+- MI350X, MI355X: https://www.amd.com/en/products/accelerators/instinct/mi350/mi350x.html,
+  mi355x.html, rounded to 0.1 PFLOP/s
 """
 
 import re
 
 
-def _peaks(bandwidth: float, memory: float, fp32: float, half: float, tf32: float | None = None, fp8: float | None = None):
+def _peaks(
+    bandwidth: float,
+    memory: float,
+    fp32: float,
+    half: float,
+    tf32: float | None = None,
+    fp8: float | None = None,
+):
     """TB/s, GB and TFLOP/s in base units; `half` is of both fp16 and bf16."""
-    tera = {"fp32": fp32, "tf32": tf32, "fp16": half, "bf16": half, "fp8": fp8, "bandwidth": bandwidth, "memory": memory / 1e3}
+    tera = {
+        "fp32": fp32,
+        "tf32": tf32,
+        "fp16": half,
+        "bf16": half,
+        "fp8": fp8,
+        "bandwidth": bandwidth,
+        "memory": memory / 1e3,
+    }
     return {key: value * 1e12 for key, value in tera.items() if value is not None}
 
 
@@ -45,7 +69,9 @@ PEAKS: dict[str, dict[str, float]] = {  # by a regular expression on the device'
     r"A100-SXM.*80GB": _peaks(2.039, 80, **AMPERE),
     r"A100 80GB PCIe": _peaks(1.935, 80, **AMPERE),
     r"A100-(SXM4|PCIE)-40GB": _peaks(1.555, 40, **AMPERE),
-    r"Tesla T4$": {key: peak for key, peak in _peaks(0.32, 16, fp32=8.1, half=65).items() if key != "bf16"},
+    r"Tesla T4$": {
+        key: peak for key, peak in _peaks(0.32, 16, fp32=8.1, half=65).items() if key != "bf16"
+    },
     r"NVIDIA L4$": _peaks(0.3, 24, fp32=30.3, tf32=60, half=121, fp8=242.5),
     r"NVIDIA L40S$": _peaks(0.864, 48, fp32=91.6, tf32=183, half=362.05, fp8=733),
     r"NVIDIA A10$": _peaks(0.6, 24, fp32=31.2, tf32=62.5, half=125),
@@ -64,25 +90,37 @@ PEAKS: dict[str, dict[str, float]] = {  # by a regular expression on the device'
     r"MI355X": _peaks(8.0, 288, fp32=157.3, half=2500, fp8=5000),
 }
 # Compute units of the whole device, or of a die of an MI250 or MI250X.
-COMPUTE_UNITS = {"MI210": 104, "MI250$": 104, "MI250X$": 110, "MI300X|MI325X": 304, "MI300A": 228, "MI35[05]X": 256}
+COMPUTE_UNITS = {
+    "MI210": 104,
+    "MI250$": 104,
+    "MI250X$": 110,
+    "MI300X|MI325X": 304,
+    "MI300A": 228,
+    "MI35[05]X": 256,
+}
 
 
 def datasheet(name: str, units: int | None = None) -> dict[str, float] | None:
-    """The vendor's peaks by number format, `bandwidth` and `memory`, or None for a part of a device, or if it is not listed;
-    `units` are the multiprocessors or compute units that PyTorch sees, if they are known.
+    """The vendor's peaks by number format, `bandwidth` and `memory`, or None for a part of a
+    device, or if it is not listed; `units` are the multiprocessors or compute units that PyTorch
+    sees, if they are known.
     """
     if "MI250X / MI250" in name:
         name = {104: "MI250", 110: "MI250X"}.get(units or 0, "")
-    whole = next((count for pattern, count in COMPUTE_UNITS.items() if re.search(pattern, name)), units)
+    whole = next(
+        (count for pattern, count in COMPUTE_UNITS.items() if re.search(pattern, name)), units
+    )
     if " MIG " in name or (units and units != whole):
         return None
     return next((peaks for pattern, peaks in PEAKS.items() if re.search(pattern, name)), None)
 
 
-def flops_per_second(name: str, precision: str, tf32: bool, units: int | None = None) -> float | None:
+def flops_per_second(
+    name: str, precision: str, tf32: bool, units: int | None = None
+) -> float | None:
     """The vendor's peak of matrix products, None if the device or its format is not listed.
 
-    Formats are fp32 (`tf32`: whether TF32 is allowed for it), bf16, fp16 and fp8 (dense, summed in fp32; only what has it in
-    hardware).
+    Formats are fp32 (`tf32`: whether TF32 is allowed for it), bf16, fp16 and fp8 (dense, summed in
+    fp32; only what has it in hardware).
     """
     return (datasheet(name, units) or {}).get("tf32" if tf32 and precision == "fp32" else precision)

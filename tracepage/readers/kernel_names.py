@@ -1,4 +1,6 @@
-"""Kinds and short names of kernels: those of PyTorch and its libraries on NVIDIA and AMD, and ATen operators."""
+"""Kinds and short names of kernels: those of PyTorch and its libraries on NVIDIA and AMD, and ATen
+operators.
+"""
 
 import functools
 import re
@@ -6,35 +8,76 @@ from collections.abc import Mapping
 
 from tracepage.cost import operators
 
-# The first pattern that is found in a kernel's own name decides. torch.compile names a Triton kernel after all operators that it
-# replaces, so its prefixes come first. A library's attention or convolution can have `gemm` in its name, so both come before
-# matrix products.
+# The first pattern that is found in a kernel's own name decides. torch.compile names a Triton
+# kernel after all operators that it replaces, so its prefixes come first. A library's attention or
+# convolution can have `gemm` in its name, so both come before matrix products.
 PATTERNS = (
     ("communication", operators.COMMUNICATION),
-    ("communication", r"all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|^cross_device_reduce|^two_shot|^nvshmem"),
+    (
+        "communication",
+        r"all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|^cross_device_reduce|^two_shot|^nvshmem",
+    ),
     ("elementwise", r"^triton_(poi|for)_"),
-    ("elementwise", r"^_(rope|swiglu)_"),  # Version 3; the patterns below match its norms and attention
+    # Version 3; the patterns below match its norms and attention
+    ("elementwise", r"^_(rope|swiglu)_"),
     ("elementwise", r"^_(rotate|swiglu|swiglu_backward|adamw|quantize)$"),  # Version 4; likewise
     ("reductions", r"^_(linear_)?cross_entropy|^_embedding_backward$"),
     ("matrix products", r"^_matmul(_ogs|_norm|$)"),
     ("reductions", r"^triton_(red|per)_"),
-    ("attention", r"[Aa]ttention|[Ff]lash_?([Aa]ttn|fwd|bwd)|[Ff]mha|sdpa|attn_(fwd|bwd)|compute_dot_do_o|convert_dq"),
-    ("attention", r"^bwd_(kernel_(dk_dv|dq|fuse)|preprocess)"),  # AOTriton, in ROCm builds of PyTorch
+    (
+        "attention",
+        r"[Aa]ttention|[Ff]lash_?([Aa]ttn|fwd|bwd)|[Ff]mha|sdpa|attn_(fwd|bwd)|compute_dot_do_o|convert_dq",
+    ),
+    # AOTriton, in ROCm builds of PyTorch
+    ("attention", r"^bwd_(kernel_(dk_dv|dq|fuse)|preprocess)"),
     ("attention", r"^sage_fwd|^mla_(decode|prefill|fwd)|kernel_mha"),
-    ("convolutions", r"scudnn|[Cc]onvolv|implicit_gemm|(fprop|[dw]grad)_optimized|miopenSp3AsmConv|[Cc]onv\dd|(^|_)conv_|igemm_"),
-    ("matrix products", r"[Gg]emm|gemv|Cijk_|cutlass|nvjet|[sS]plitK|^bmm_|^triton_tem_fused_(add)?(mm|bmm)"),
+    (
+        "convolutions",
+        r"scudnn|[Cc]onvolv|implicit_gemm|(fprop|[dw]grad)_optimized|miopenSp3AsmConv|[Cc]onv\dd|(^|_)conv_|igemm_",
+    ),
+    (
+        "matrix products",
+        r"[Gg]emm|gemv|Cijk_|cutlass|nvjet|[sS]plitK|^bmm_|^triton_tem_fused_(add)?(mm|bmm)",
+    ),
     ("reductions", r"[Ss]oft_?[Mm]ax|[Nn]orm(?!al)|nll_loss|reduce_kernel"),
-    ("copies", r"Mem(cpy|set)|rocclr_(copy|fill)|copy_kernel|CatArray|FillFunctor|CopyFunctor|reshape_and_cache"),
-    ("copies", r"gather_kernel|gpu_index_kernel|indexSelect(Large|Small)Index|batched_transpose_|^permute_|^transpose_"),
-    ("reductions", r"embedding_backward|compute_grad_weight|sum_and_scatter|^onesweep_iteration"),  # sums of rows by index
-    ("elementwise", r"elementwise|multi_tensor_apply|_fused_adam|triu_tril|act_and_mul|[Rr]otary|^SubTensorOp"),
+    (
+        "copies",
+        r"Mem(cpy|set)|rocclr_(copy|fill)|copy_kernel|CatArray|FillFunctor|CopyFunctor|reshape_and_cache",
+    ),
+    (
+        "copies",
+        r"gather_kernel|gpu_index_kernel|indexSelect(Large|Small)Index|batched_transpose_|^permute_|^transpose_",
+    ),
+    # sums of rows by index
+    ("reductions", r"embedding_backward|compute_grad_weight|sum_and_scatter|^onesweep_iteration"),
+    (
+        "elementwise",
+        r"elementwise|multi_tensor_apply|_fused_adam|triu_tril|act_and_mul|[Rr]otary|^SubTensorOp",
+    ),
     ("copies", r"^\w*embedding"),
 )
 # Functions that run another one, which their template arguments name.
-GENERIC = re.compile(r"elementwise_kernel|multi_tensor_apply|^[Kk]ernel\d?$|^device_kernel$|^kentry$|^trampoline_kernel$")
-OTHERS, LISTED = 0.2, 5  # a share of the time, and a number of kernels
+GENERIC = re.compile(
+    r"elementwise_kernel|multi_tensor_apply|^[Kk]ernel\d?$|^device_kernel$|^kentry$|^trampoline_kernel$"
+)
+# a share of the time, and a number of kernels
+OTHERS = 0.2
+LISTED = 5
 ATEN = {
-    **dict.fromkeys(("copy", "cat", "fill", "zero", "index", "index_select", "gather", "index_put", "_index_put_impl"), "copies"),
+    **dict.fromkeys(
+        (
+            "copy",
+            "cat",
+            "fill",
+            "zero",
+            "index",
+            "index_select",
+            "gather",
+            "index_put",
+            "_index_put_impl",
+        ),
+        "copies",
+    ),
     **dict.fromkeys(operators.ELEMENTWISE, "elementwise"),
     **dict.fromkeys(operators.REDUCTIONS, "reductions"),
     **dict.fromkeys(operators.MATRIX_PRODUCTS, "matrix products"),
@@ -43,12 +86,13 @@ ATEN = {
 
 @functools.cache
 def kind(name: str) -> str:
-    """The kind of work that a kernel or an ATen operator does: matrix products, convolutions, communication (collectives),
-    attention (fused kernels), reductions (sums, norms, softmax, losses), elementwise, copies (also fills, and reads and writes by
-    index), or other (all other kernels, known or not).
+    """The kind of work that a kernel or an ATen operator does: matrix products, convolutions,
+    communication (collectives), attention (fused kernels), reductions (sums, norms, softmax,
+    losses), elementwise, copies (also fills, and reads and writes by index), or other (all other
+    kernels, known or not).
 
-    The function's own name decides, without namespaces, template arguments and types of parameters; of GENERIC functions the
-    template arguments too.
+    The function's own name decides, without namespaces, template arguments and types of parameters;
+    of GENERIC functions the template arguments too.
     """
     own = own_name(name)
     if GENERIC.search(own):
@@ -59,7 +103,9 @@ def kind(name: str) -> str:
             return found
     if not name.startswith("aten::"):
         return "other"
-    return ATEN.get(name.removeprefix("aten::").removeprefix("_foreach_").removesuffix("_"), "other")
+    return ATEN.get(
+        name.removeprefix("aten::").removeprefix("_foreach_").removesuffix("_"), "other"
+    )
 
 
 def communication_or(name: str, other: str) -> str:
@@ -68,15 +114,20 @@ def communication_or(name: str, other: str) -> str:
 
 
 def unknown(times: Mapping[str, float]) -> str:
-    """Where kernels of the kind `other` take more than OTHERS of the time: their share, and the names of the longest."""
+    """Where kernels of the kind `other` take more than OTHERS of the time: their share, and the
+    names of the longest.
+    """
     others = {name: time for name, time in times.items() if kind(name) == "other"}
-    share, longest = sum(others.values()) / (sum(times.values()) or 1.0), sorted(others, key=lambda name: -others[name])
+    share = sum(others.values()) / (sum(times.values()) or 1.0)
+    longest = sorted(others, key=lambda name: -others[name])
     named = ", ".join(short_name(name, 40) for name in longest[:LISTED])
     return f"{100 * share:.0f} % of the time, most of it in {named}" if share > OTHERS else ""
 
 
 def own_name(name: str) -> str:
-    """A kernel's name without return type, namespaces, template arguments and parameters; an operator's as it is."""
+    """A kernel's name without return type, namespaces, template arguments and parameters; an
+    operator's as it is.
+    """
     whole = _without_parameters(name)
     if whole == name and "<" not in name:
         return name
@@ -88,7 +139,9 @@ def own_name(name: str) -> str:
 
 def _without_parameters(name: str) -> str:
     """The name without return type and parameters."""
-    name = re.sub(r" [\[(](clone )?\.kd[\])]$|\.kd$|\(anonymous namespace\)::|<unnamed>::", "", name)
+    name = re.sub(
+        r" [\[(](clone )?\.kd[\])]$|\.kd$|\(anonymous namespace\)::|<unnamed>::", "", name
+    )
     start = depth = 0
     for i, character in enumerate(name):
         if character == "(" and not depth and name[i - 1 : i] not in ("", " "):  # the parameters
@@ -101,14 +154,17 @@ def _without_parameters(name: str) -> str:
 
 NAME_WIDTH = 70
 NAMESPACE = re.compile(r"\b[A-Za-z_]\w*::")
-PLAIN_ARGUMENTS = re.compile(r"(?<=<)((\d+u?l?|true|false|bool|char|int|long|float|double|Half|BFloat16|unsigned \w+), )+")
+PLAIN_ARGUMENTS = re.compile(
+    r"(?<=<)((\d+u?l?|true|false|bool|char|int|long|float|double|Half|BFloat16|unsigned \w+), )+"
+)
 
 
 def short_name(name: str, width: int = NAME_WIDTH) -> str:
     """A kernel's name for a table; CSV and JSON files keep the full name.
 
-    The part that tells PyTorch's kernels apart must fit into `width`: `elementwise_kernel<BinaryFunctor<MulFunctor<float>>>`.
-    Therefore return type, namespaces, parameters, and leading template arguments that are numbers or plain types are left out.
+    The part that tells PyTorch's kernels apart must fit into `width`:
+    `elementwise_kernel<BinaryFunctor<MulFunctor<float>>>`. Therefore return type, namespaces,
+    parameters, and leading template arguments that are numbers or plain types are left out.
     """
     short = _without_parameters(name)
     if short != name and "(" in name:

@@ -15,21 +15,25 @@ import numpy
 import pandas
 
 COLUMNS = ("name", "category", "start_ns", "duration_ns", "calls", "span", "phase")
-COPY, FILL = re.compile(r"Memcpy|__amd_rocclr_copyBuffer"), re.compile(r"Memset|__amd_rocclr_fillBuffer")
+COPY = re.compile(r"Memcpy|__amd_rocclr_copyBuffer")
+FILL = re.compile(r"Memset|__amd_rocclr_fillBuffer")
 SERIALIZED_NOTE = "counters are collected kernel by kernel, so the time between kernels is the profiler's: no busy share"
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernels in one file: a row per launch, or per kernel name where the source has only sums (`start_ns` is NaN then).
+    """The kernels in one file: a row per launch, or per kernel name where the source has only sums
+    (`start_ns` is NaN then).
 
-    Columns of `table`: name (in full), category (`kernel`, `memcpy`, `memset` or `operator`), start_ns (after the first start in
-    the file), duration_ns (of all calls of the row), calls, span and phase (empty where the source has no spans). Counters of ncu
-    are in ns, byte, byte/s and hz, without prefixes.
+    Columns of `table`: name (in full), category (`kernel`, `memcpy`, `memset` or `operator`),
+    start_ns (after the first start in the file), duration_ns (of all calls of the row), calls, span
+    and phase (empty where the source has no spans). Counters of ncu are in ns, byte, byte/s and hz,
+    without prefixes.
     """
 
     table: pandas.DataFrame
-    counters: pandas.DataFrame  # a column per counter of the source, rows as in `table`; no columns where it has none
+    # a column per counter of the source, rows as in `table`; no columns where it has none
+    counters: pandas.DataFrame
     source: str  # a key of `load_kernels.READERS`
     path: Path  # the file that was read
     steps: int | None = None  # of training that the rows come from; None if the source does not say
@@ -40,16 +44,27 @@ class Kernels:
         return bool((self.table.category == "operator").any())
 
 
-def build(source: str, path: Path, columns: Mapping[str, Iterable], counters: pandas.DataFrame | None = None, **rest) -> Kernels:
-    """Fills in the columns of COLUMNS that a source leaves out; name and duration_ns are needed, and start_ns counts from any
-    origin. A row is one call by default. UsageError: nothing takes any time.
+def build(
+    source: str,
+    path: Path,
+    columns: Mapping[str, Iterable],
+    counters: pandas.DataFrame | None = None,
+    **rest,
+) -> Kernels:
+    """Fills in the columns of COLUMNS that a source leaves out; name and duration_ns are needed,
+    and start_ns counts from any origin. A row is one call by default. UsageError: nothing takes any
+    time.
     """
     table = pandas.DataFrame(
-        {"calls": 1, "start_ns": float("nan"), "span": "", "phase": ""} | {name: list(values) for name, values in columns.items()}
+        {"calls": 1, "start_ns": float("nan"), "span": "", "phase": ""}
+        | {name: list(values) for name, values in columns.items()}
     )
     if len(table) and not table.duration_ns.any():
-        raise UsageError(f"{path} holds no durations: all of its {counted(len(table), 'row')} take no time")
-    table["start_ns"] -= table.start_ns.min()  # before it becomes float: nanoseconds of a clock can exceed a double
+        raise UsageError(
+            f"{path} holds no durations: all of its {counted(len(table), 'row')} take no time"
+        )
+    # before it becomes float: nanoseconds of a clock can exceed a double
+    table["start_ns"] -= table.start_ns.min()
     if "category" not in table:
         table["category"] = [category(name) for name in table.name]
     types = {"start_ns": float, "duration_ns": float, "calls": int}
@@ -69,14 +84,22 @@ def category(name: str) -> str:
 
 
 def rows(path: Path, text: str) -> list[list[str]]:
-    """Header and rows of a CSV table, all of one length, without blank lines and ncu's messages, which begin with `==`."""
+    """Header and rows of a CSV table, all of one length, without blank lines and ncu's messages,
+    which begin with `==`.
+    """
     try:
-        found = [row for row in csv.reader(io.StringIO(text, newline=None)) if row and not row[0].startswith("==")]
+        found = [
+            row
+            for row in csv.reader(io.StringIO(text, newline=None))
+            if row and not row[0].startswith("==")
+        ]
     except csv.Error as error:
         raise UsageError(f"{path} is cut off or damaged: {error}") from error
     for number, row in enumerate(found, 1):
         if len(row) != len(found[0]):
-            raise UsageError(f"{path} is cut off or damaged: row {number} has {len(row)} fields, the header {len(found[0])}")
+            raise UsageError(
+                f"{path} is cut off or damaged: row {number} has {len(row)} fields, the header {len(found[0])}"
+            )
     return found
 
 
@@ -87,16 +110,18 @@ def read_frame(path: Path) -> pandas.DataFrame:
 
 
 def numbers(path: Path, frame: pandas.DataFrame, column: str, gaps: bool = False) -> pandas.Series:
-    """A column of `read_frame(path)` as numbers: times, counts and rates, none of which is negative; with `gaps` a cell may be
-    empty or no number, and becomes NaN.
+    """A column of `read_frame(path)` as numbers: times, counts and rates, none of which is
+    negative; with `gaps` a cell may be empty or no number, and becomes NaN.
     """
     if column not in frame:
         raise UsageError(f"{path} is damaged: it has no column {column}")
     found = pandas.to_numeric(frame[column], errors="coerce")
-    values = found.to_numpy()  # a file of rocprof-compute has 2,000 columns: pandas would take seconds for the comparisons
+    # a file of rocprof-compute has 2,000 columns: pandas would take seconds for the comparisons
+    values = found.to_numpy()
     fits = ((values >= 0) & (values < float("inf"))) | (gaps & numpy.isnan(values))
     if not fits.all():
         row = int(fits.argmin())
-        problem, cell = "is negative" if found.iloc[row] < 0 else "is not a number", shortened(str(frame[column].iloc[row]), 60)
+        problem = "is negative" if found.iloc[row] < 0 else "is not a number"
+        cell = shortened(str(frame[column].iloc[row]), 60)
         raise UsageError(f"{path} is damaged: {column} in row {row + 2} {problem}: {cell!r}")
     return found

@@ -3,8 +3,8 @@
     details (default)   a row per launch and metric: name, unit and value of the metric are columns
     --page raw          a row per launch, a column per metric, and a row of units below the header
 
-Output of the profiled program and messages of ncu (`==PROF== ...`) may stand above the table, and messages below it. Numbers are
-written as the locale does: 1,234.5 or 1.234,5.
+Output of the profiled program and messages of ncu (`==PROF== ...`) may stand above the table, and
+messages below it. Numbers are written as the locale does: 1,234.5 or 1.234,5.
 """
 
 import re
@@ -20,11 +20,23 @@ import pandas
 HEADER = re.compile(r'^("?ID"?,)?"?Process ID"?,.*"?Kernel Name"?,.*$', re.MULTILINE)
 LAUNCH_COLUMNS = ("Process ID", "ID", "Kernel Name")
 METRIC_COLUMNS = ("Metric Name", "Metric Unit", "Metric Value")
-NOT_METRICS = {*LAUNCH_COLUMNS, "Context", "Stream", "Device", "CC"}  # columns of the raw page that identify a launch
-NANOSECONDS = {"ns": 1, "nsecond": 1, "us": 1e3, "usecond": 1e3, "ms": 1e6, "msecond": 1e6, "s": 1e9, "second": 1e9}
+# columns of the raw page that identify a launch
+NOT_METRICS = {*LAUNCH_COLUMNS, "Context", "Stream", "Device", "CC"}
+NANOSECONDS = {
+    "ns": 1,
+    "nsecond": 1,
+    "us": 1e3,
+    "usecond": 1e3,
+    "ms": 1e6,
+    "msecond": 1e6,
+    "s": 1e9,
+    "second": 1e9,
+}
 PREFIX = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 DECIMAL_COMMA = re.compile(r"-?(\d{1,3}(\.\d{3})+,\d+|\d{1,3}(\.\d{3}){2,}|\d+,(\d{1,2}|\d{4,}))")
-CLOCK_NOTE = "ncu fixes the clocks and flushes the caches by default: its times can be longer than in a run"
+CLOCK_NOTE = (
+    "ncu fixes the clocks and flushes the caches by default: its times can be longer than in a run"
+)
 
 Value = tuple[tuple[str, ...], str, str, str]  # launch, metric, unit, text
 
@@ -35,28 +47,41 @@ def read(path: Path) -> Kernels:
     assert table, "what `load_kernels` takes for a file of ncu has a header"
     header, *body = rows(path, text[table.start() :])
     details = "Metric Name" in header
-    if missing := [name for name in LAUNCH_COLUMNS + METRIC_COLUMNS * details if name not in header]:
-        raise UsageError(f"{path} has no column {missing[0]!r}: export it again with ncu --page raw --csv")
+    if missing := [
+        name for name in LAUNCH_COLUMNS + METRIC_COLUMNS * details if name not in header
+    ]:
+        raise UsageError(
+            f"{path} has no column {missing[0]!r}: export it again with ncu --page raw --csv"
+        )
     values = _details(header, body) if details else _raw(path, header, body)
     decimal_comma = any(DECIMAL_COMMA.fullmatch(text) for *_, text in values)
     launches: dict[tuple[str, ...], dict[str, float]] = {}  # in the order of the file
     for launch, metric, unit, text in values:
-        value, base = _in_base_unit(text.translate(str.maketrans(",.", ".,")) if decimal_comma else text, unit)
-        named = metric if "__" in metric or not base else f"{metric} ({base})"  # `Memory Throughput` is in % and in byte/s
+        value, base = _in_base_unit(
+            text.translate(str.maketrans(",.", ".,")) if decimal_comma else text, unit
+        )
+        # `Memory Throughput` is in % and in byte/s
+        named = metric if "__" in metric or not base else f"{metric} ({base})"
         launches.setdefault(launch, {})[named] = value
     counters = pandas.DataFrame(list(launches.values())).dropna(axis="columns", how="all")
     durations = counters.filter(regex=r"^Duration \(ns\)$|^gpu__time_duration\.")
     if launches and (not len(durations.columns) or durations.iloc[:, 0].isna().any()):
-        raise UsageError(f"{path} has launches without a duration: add gpu__time_duration.sum to ncu --metrics")
+        raise UsageError(
+            f"{path} has launches without a duration: add gpu__time_duration.sum to ncu --metrics"
+        )
     if launches and (durations.iloc[:, 0] < 0).any():
         raise UsageError(f"{path} is damaged: it has a negative {durations.columns[0]}")
-    columns = {"name": [name for *_, name in launches], "duration_ns": durations.iloc[:, 0] if launches else []}
+    columns = {
+        "name": [name for *_, name in launches],
+        "duration_ns": durations.iloc[:, 0] if launches else [],
+    }
     return build("ncu", path, columns, counters, notes=(SERIALIZED_NOTE, CLOCK_NOTE))
 
 
 def _details(header: list[str], body: list[list[str]]) -> list[Value]:
     """The value in each row but those of ncu's advice, which have no metric."""
-    launch, of_metric = itemgetter(*map(header.index, LAUNCH_COLUMNS)), itemgetter(*map(header.index, METRIC_COLUMNS))
+    launch = itemgetter(*map(header.index, LAUNCH_COLUMNS))
+    of_metric = itemgetter(*map(header.index, METRIC_COLUMNS))
     return [(launch(row), *of_metric(row)) for row in body if of_metric(row)[0]]
 
 
@@ -64,19 +89,27 @@ def _raw(path: Path, header: list[str], body: list[list[str]]) -> list[Value]:
     """The value in each cell; the row below the header holds the units."""
     launch = itemgetter(*map(header.index, LAUNCH_COLUMNS))
     if body and launch(body[0])[1]:
-        raise UsageError(f"{path} has no row of units below its header: export it again with ncu --page raw --csv")
+        raise UsageError(
+            f"{path} has no row of units below its header: export it again with ncu --page raw --csv"
+        )
     metrics = [column for column, name in enumerate(header) if name not in NOT_METRICS]
-    return [(launch(row), header[column], body[0][column], row[column]) for row in body[1:] for column in metrics]
+    return [
+        (launch(row), header[column], body[0][column], row[column])
+        for row in body[1:]
+        for column in metrics
+    ]
 
 
 def _in_base_unit(text: str, unit: str) -> tuple[float, str]:
     """A metric in its base unit, and that unit; NaN for text.
 
-    Thousands are separated, as in `1,234.5`. In `12 (3; 9)` the value of each instance follows the total.
+    Thousands are separated, as in `1,234.5`. In `12 (3; 9)` the value of each instance follows the
+    total.
     """
     base, factor = ("ns", NANOSECONDS[unit]) if unit in NANOSECONDS else (unit, 1.0)
     if unit[:1] in PREFIX:
-        base, factor = unit[1:], PREFIX[unit[:1]]
+        base = unit[1:]
+        factor = PREFIX[unit[:1]]
     try:
         number = float(text.split(" (")[0].replace(",", ""))
     except ValueError:

@@ -1,6 +1,8 @@
-"""Reads the events of a Chrome trace; of one of PyTorch's profiler only what an analysis needs of each.
+"""Reads the events of a Chrome trace; of one of PyTorch's profiler only what an analysis needs of
+each.
 
-Times are microseconds as the profiler wrote them, with their fractions. Events whose times cannot be are left out and counted.
+Times are microseconds as the profiler wrote them, with their fractions. Events whose times cannot
+be are left out and counted.
 """
 
 import functools
@@ -19,7 +21,9 @@ import ijson
 import numpy
 import pandas
 
-KINDS = {  # of events, by their category in lower case; PyTorch's first profilers wrote Operator, Runtime, Kernel and Memcpy
+# of events, by their category in lower case; PyTorch's first profilers wrote Operator, Runtime,
+# Kernel and Memcpy
+KINDS = {
     "operator": re.compile(r"cpu_op|operator"),
     "annotation": re.compile(r"user_annotation"),
     "launch": re.compile(r"(\w+_)?(runtime|driver)"),  # also xpu_runtime and privateuse1_runtime
@@ -28,17 +32,23 @@ KINDS = {  # of events, by their category in lower case; PyTorch's first profile
     "memset": re.compile(r"(gpu_)?memset"),
 }
 DEVICE = ("kernel", "memcpy", "memset")
-FAR, FEW = 1000, 0.01  # see `_far`; FEW is a share of all events
+# see `_far`; FEW is a share of all events
+FAR = 1000
+FEW = 0.01
 LONGEST = 1e15  # us, 30 years
-ENCLOSED = 2  # no kernel ends after that many later ones of its stream; one that was launched early overlaps the one before it
+# no kernel ends after that many later ones of its stream; one that was launched early overlaps the
+# one before it
+ENCLOSED = 2
 MEMORY = ("Bytes", "Addr", "Total Allocated", "Device Type")
 
 
 @dataclass(eq=False, slots=True)
 class Event:
-    """An operator, an annotation, a call of the GPU's runtime (kind `launch`), an allocation (`memory`), or work of a GPU.
+    """An operator, an annotation, a call of the GPU's runtime (kind `launch`), an allocation
+    (`memory`), or work of a GPU.
 
-    The first fields are read, the others follow from the events around this one (see `chrome_trace`).
+    The first fields are read, the others follow from the events around this one (see
+    `chrome_trace`).
     """
 
     kind: str
@@ -51,7 +61,8 @@ class Event:
     number: int | None = None  # an operator's sequence number
     shapes: str = "[]"  # an operator's or annotation's inputs, as JSON
     types: str = "[]"
-    memory: tuple[int, str, int, str] | None = None  # bytes (a release: below 0), address, total, `cpu` or `gpu`
+    # bytes (a release: below 0), address, total, `cpu` or `gpu`
+    memory: tuple[int, str, int, str] | None = None
     operator: "Event | None" = None  # innermost enclosing operator
     span: str | None = None
     phase: str | None = None
@@ -61,7 +72,8 @@ class Event:
     device_us: float = 0.0
     self_device_us: float = 0.0
     allocated_bytes: int = 0
-    repeated: bool = False  # it calls the operator that does its work, of the same name and shapes or of those in PASSED_ON
+    # it calls the operator that does its work, of the same name and shapes or of those in PASSED_ON
+    repeated: bool = False
 
     @property
     def end(self) -> float:
@@ -69,9 +81,11 @@ class Event:
 
 
 def events(path: Path) -> Iterator[Any]:
-    """The events of a .json or .json.gz file, one at a time, so that any file takes the memory of a few of them.
+    """The events of a .json or .json.gz file, one at a time, so that any file takes the memory of a
+    few of them.
 
-    They are the list under the key `traceEvents`, or the file is the list, whose end may be missing. UsageError: it is no JSON.
+    They are the list under the key `traceEvents`, or the file is the list, whose end may be
+    missing. UsageError: it is no JSON.
     """
     is_list = False
     try:
@@ -83,22 +97,31 @@ def events(path: Path) -> Iterator[Any]:
         if is_list and isinstance(error, ijson.IncompleteJSONError):
             return
         files.read_json(path)  # says where
-        raise UsageError(f"{path} is not JSON or is cut off: {str(error).splitlines()[0]}") from error
+        raise UsageError(
+            f"{path} is not JSON or is cut off: {str(error).splitlines()[0]}"
+        ) from error
 
 
 @functools.cache
 def kind(category: str) -> str:
     """A key of KINDS, or an empty string."""
-    return next((found for found, pattern in KINDS.items() if pattern.fullmatch(category.lower())), "")
+    return next(
+        (found for found, pattern in KINDS.items() if pattern.fullmatch(category.lower())), ""
+    )
 
 
 def is_of_pytorch(path: Path) -> bool:
     """Whether there are operators of PyTorch, or work of a GPU."""
-    return any(isinstance(event, dict) and kind(str(event.get("cat"))) in ("operator", *DEVICE) for event in events(path))
+    return any(
+        isinstance(event, dict) and kind(str(event.get("cat"))) in ("operator", *DEVICE)
+        for event in events(path)
+    )
 
 
 def read(path: Path) -> tuple[list[Event], list[Event], tuple[str, ...]]:
-    """The events of the host and of the device in order of start, the outermost first, and notes on those that were left out."""
+    """The events of the host and of the device in order of start, the outermost first, and notes on
+    those that were left out.
+    """
     found: list[Event] = []
     damaged: list[str] = []
     shared: dict[Any, Any] = {}  # most names, threads and shapes occur often: one object for each
@@ -113,11 +136,14 @@ def read(path: Path) -> tuple[list[Event], list[Event], tuple[str, ...]]:
     if len({event.thread[0] for event in device}) > 1:  # each numbers its streams by itself
         for event in device:
             event.stream = f"{event.stream} of GPU {event.thread[0]}"
-    far, long = _far(found), _longer_than_the_next(device)
+    far = _far(found)
+    long = _longer_than_the_next(device)
     left_out = {
         "without a name, a time or a possible duration": damaged,
         "far outside the time of the others": [event.name for event in far],
-        f"that would run longer than the next {ENCLOSED} of their stream": [event.name for event in long - far],
+        f"that would run longer than the next {ENCLOSED} of their stream": [
+            event.name for event in long - far
+        ],
     }
     notes = [
         f"left out: {counted(len(names), 'event')} {why}, such as {shortened(names[0], 60)}"
@@ -125,19 +151,29 @@ def read(path: Path) -> tuple[list[Event], list[Event], tuple[str, ...]]:
         if names
     ]
     kept = [event for event in found if event not in far | long] if far | long else found
-    return [event for event in kept if event.kind not in DEVICE], [event for event in kept if event.kind in DEVICE], tuple(notes)
+    return (
+        [event for event in kept if event.kind not in DEVICE],
+        [event for event in kept if event.kind in DEVICE],
+        tuple(notes),
+    )
 
 
 def _event(event: Any, shared: dict[Any, Any]) -> Event | None:
-    """What is needed of an event; None where that is nothing. KeyError, TypeError, ValueError, AttributeError: it is damaged."""
+    """What is needed of an event; None where that is nothing. KeyError, TypeError, ValueError,
+    AttributeError: it is damaged.
+    """
     if not isinstance(event, dict):
         return None
     is_memory = event.get("name") == "[memory]"
     found = "memory" if is_memory else kind(str(event.get("cat"))) if event.get("ph") == "X" else ""
     if not found:
         return None
-    name, thread = (shared.setdefault(each, each) for each in (str(event["name"]), (event["pid"], event["tid"])))
-    result = Event(found, name, thread, float(event["ts"]), 0.0 if is_memory else float(event["dur"]))
+    name, thread = (
+        shared.setdefault(each, each) for each in (str(event["name"]), (event["pid"], event["tid"]))
+    )
+    result = Event(
+        found, name, thread, float(event["ts"]), 0.0 if is_memory else float(event["dur"])
+    )
     arguments = event.get("args") or {}
     if not 0 <= result.duration < LONGEST:
         raise ValueError
@@ -146,21 +182,28 @@ def _event(event: Any, shared: dict[Any, Any]) -> Event | None:
         result.memory = int(size), str(address), int(total), "gpu" if int(device) else "cpu"
     elif found in ("operator", "annotation"):
         result.number = arguments.get("Sequence number")
-        shapes = [shape if isinstance(shape, list) else [] for shape in arguments.get("Input Dims") or []]
+        shapes = [
+            shape if isinstance(shape, list) else [] for shape in arguments.get("Input Dims") or []
+        ]
         inputs = json.dumps(shapes), json.dumps(list(map(str, arguments.get("Input type") or [])))
         result.shapes, result.types = (shared.setdefault(text, text) for text in inputs)
     else:
-        result.correlation, result.stream = arguments.get("correlation"), arguments.get("stream")
-    hash((result.correlation, result.stream, result.number))  # TypeError: these are lists or objects
+        result.correlation = arguments.get("correlation")
+        result.stream = arguments.get("stream")
+    # TypeError: these are lists or objects
+    hash((result.correlation, result.stream, result.number))
     return result
 
 
 def _far(found: list[Event]) -> set[Event]:
-    """The events that are FAR times as far from the others as the middle half of these lasts, if they are FEW."""
+    """The events that are FAR times as far from the others as the middle half of these lasts, if
+    they are FEW.
+    """
     if not found:
         return set()
     starts = numpy.array([event.start for event in found])
-    first, last = numpy.percentile(starts, 25, method="higher"), numpy.percentile(starts, 75, method="lower")
+    first = numpy.percentile(starts, 25, method="higher")
+    last = numpy.percentile(starts, 75, method="lower")
     distance = abs(starts - numpy.median(starts)) / max(last - first, 1000.0)
     far = {event for event, times in zip(found, distance, strict=True) if times > FAR}
     return far if len(far) <= max(1, FEW * len(found)) else set()
@@ -168,6 +211,8 @@ def _far(found: list[Event]) -> set[Event]:
 
 def _longer_than_the_next(device: list[Event]) -> set[Event]:
     """Events that end after the next ENCLOSED of their own stream."""
-    frame = pandas.DataFrame([(event.stream, event.end) for event in device], columns=["stream", "end"])
+    frame = pandas.DataFrame(
+        [(event.stream, event.end) for event in device], columns=["stream", "end"]
+    )
     long = frame.end > frame.groupby("stream").end.shift(-ENCLOSED)
     return {device[row] for row in frame.index[long]}

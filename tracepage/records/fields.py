@@ -1,7 +1,7 @@
 """Fields that the files of several measurements share.
 
-A model of a file is a TypedDict: pydantic checks a file against it, and its content stays plain dictionaries and lists, because a
-file can hold thousands of rows.
+A model of a file is a TypedDict: pydantic checks a file against it, and its content stays plain
+dictionaries and lists, because a file can hold thousands of rows.
 """
 
 from typing import Annotated, Literal
@@ -28,11 +28,15 @@ class Sizes(TypedDict):
 
 
 def _heads_divide(model: Sizes) -> Sizes:
-    hidden, heads, kv_heads = model["hidden_size"], model["num_attention_heads"], model["num_key_value_heads"]
+    hidden = model["hidden_size"]
+    heads = model["num_attention_heads"]
+    kv_heads = model["num_key_value_heads"]
     if hidden % heads:
         raise ValueError(f"hidden_size {hidden} is not divisible by num_attention_heads {heads}")
     if heads % kv_heads:
-        raise ValueError(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
+        raise ValueError(
+            f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}"
+        )
     return model
 
 
@@ -84,12 +88,15 @@ class Timed(PeakMemory):
     """One process of a cell of a study."""
 
     step_ms: Summary
-    no_kernels: NotRequired[str]  # why the version's kernels could not run, so that PyTorch's operations were timed
+    # why the version's kernels could not run, so that PyTorch's operations were timed
+    no_kernels: NotRequired[str]
     joules: NotRequired[PositiveAmount]  # of a step
 
 
 class Header(TypedDict):
-    """The keys that `common.training.record.header` writes at the beginning of every measurement's file."""
+    """The keys that `common.training.record.header` writes at the beginning of every measurement's
+    file.
+    """
 
     command: str
     date: str
@@ -98,7 +105,9 @@ class Header(TypedDict):
 
 
 class StudyHeader(TypedDict):
-    """The same for a study of many processes, which describe the device; None if none came far enough to do so."""
+    """The same for a study of many processes, which describe the device; None if none came far
+    enough to do so.
+    """
 
     command: str
     date: str

@@ -1,4 +1,5 @@
-"""The record of a training run (schema tiny-llama-run/1): its fields, its reader, and when two runs may be compared.
+"""The record of a training run (schema tiny-llama-run/1): its fields, its reader, and when two runs
+may be compared.
 
 `common.training.record` writes it. What a report says of a run is in `tracepage.show.run_facts`.
 """
@@ -33,7 +34,9 @@ def _agrees(steps: TimedSteps) -> TimedSteps:
     if steps["count"] != len(times):
         raise ValueError(f"count is {steps['count']}, but {len(times)} steps count")
     if not math.isclose(steps["median"], statistics.median(times), rel_tol=1e-6):
-        raise ValueError(f"median is {steps['median']:g}, but that of the steps is {statistics.median(times):g}")
+        raise ValueError(
+            f"median is {steps['median']:g}, but that of the steps is {statistics.median(times):g}"
+        )
     if steps["p20"] > steps["p80"]:
         raise ValueError("p20 is above p80")
     return steps
@@ -42,7 +45,8 @@ def _agrees(steps: TimedSteps) -> TimedSteps:
 class Loss(TypedDict):
     uniform: Amount  # nats, of a guess among all tokens
     all: list[Number]  # nats, of each step
-    own: NotRequired[PositiveInt]  # how many of them, the last ones, are the first process's: another had ended
+    # how many of them, the last ones, are the first process's: another had ended
+    own: NotRequired[PositiveInt]
 
 
 class HeldOut(TypedDict):
@@ -63,7 +67,8 @@ class Training(TypedDict):
     lr_schedule: NotRequired[str]  # in words; constant in older records
     seed: int
     first_step: NotRequired[PositiveInt]  # above 1 in a run that went on from a checkpoint
-    world_size: NotRequired[PositiveInt]  # processes, each with `batch_size` sequences; 1 in older records
+    # processes, each with `batch_size` sequences; 1 in older records
+    world_size: NotRequired[PositiveInt]
     parallel: NotRequired[str | None]  # how several processes trained together
 
 
@@ -85,7 +90,8 @@ class Run(Header):
     memory: PeakMemory
     loss: Loss
     held_out: NotRequired[HeldOut]  # with --eval-steps
-    ranks: NotRequired[dict[str, list[Amount]]]  # of every process: forward_ms without waiting, step_ms (median), peak_mib
+    # of every process: forward_ms without waiting, step_ms (median), peak_mib
+    ranks: NotRequired[dict[str, list[Amount]]]
 
 
 class RunRecord(Run):
@@ -101,7 +107,8 @@ class TimedRun(Run):
     tokens_per_second: PositiveAmount
     samples_per_second: NotRequired[PositiveAmount]  # sequences; not in older records
     flops_per_second: PositiveAmount
-    mfu: dict[str, Any] | None  # as it was written; older records may hold a share of a measured GEMM
+    # as it was written; older records may hold a share of a measured GEMM
+    mfu: dict[str, Any] | None
 
 
 SCHEMA = files.schema_of(RunRecord)
@@ -113,7 +120,9 @@ def read(path: Path) -> RunRecord | TimedRun:
 
 
 def read_timed(path: Path) -> TimedRun:
-    """The record of a run that finished at least one step. UsageError: the file is missing, damaged, or no such record."""
+    """The record of a run that finished at least one step. UsageError: the file is missing,
+    damaged, or no such record.
+    """
     run = read(path)
     if not finished(run):
         raise UsageError(f"{path} is the record of a run that finished no step ({run['status']})")
@@ -121,7 +130,9 @@ def read_timed(path: Path) -> TimedRun:
 
 
 def check(path: Path, run: RunRecord) -> RunRecord | TimedRun:
-    """A record in `path`, unchanged, if it also fits TimedRun where it has a finished step. UsageError: it does not."""
+    """A record in `path`, unchanged, if it also fits TimedRun where it has a finished step.
+    UsageError: it does not.
+    """
     return files.check(path, run, TimedRun) if finished(run) else run
 
 
@@ -146,7 +157,9 @@ def identity(run: Run) -> dict[str, Any]:
         "parallel": run["training"].get("parallel"),
     }
     groups = {"device": device, "model": run["model"], "precision": run["precision"]}
-    return named | {f"{group} {key}": value for group, values in groups.items() for key, value in values.items()}
+    return named | {
+        f"{group} {key}": value for group, values in groups.items() for key, value in values.items()
+    }
 
 
 def unusable(path: Path, run: RunRecord | TimedRun) -> list[str]:
@@ -160,7 +173,9 @@ def unusable(path: Path, run: RunRecord | TimedRun) -> list[str]:
 
 def conditions(run: Run) -> dict[str, Any]:
     """The conditions that a step's time depends on, besides the code."""
-    return {"batch size": run["training"]["batch_size"]} | {k: v for k, v in identity(run).items() if k != "version"}
+    return {"batch size": run["training"]["batch_size"]} | {
+        k: v for k, v in identity(run).items() if k != "version"
+    }
 
 
 def training_inputs(run: Run) -> dict[str, Any]:
@@ -168,16 +183,30 @@ def training_inputs(run: Run) -> dict[str, Any]:
     training = {key.replace("_", " "): run["training"][key] for key in ("seed", "learning_rate")}
     training |= {"first step": run["training"].get("first_step", 1)}
     given = {"data": run["data"]["name"], "data sha256": run["data"]["sha256"][:12]}
-    return given | training | {"learning rate schedule": run["training"].get("lr_schedule", "constant")}
+    return (
+        given
+        | training
+        | {"learning rate schedule": run["training"].get("lr_schedule", "constant")}
+    )
 
 
 def differences(ours: Mapping[str, object], theirs: Mapping[str, object]) -> list[str]:
     """Conditions or inputs that differ between two runs, each with both values."""
-    return [f"{name} ({ours[name]} and {theirs.get(name)})" for name in ours if ours[name] != theirs.get(name)]
+    return [
+        f"{name} ({ours[name]} and {theirs.get(name)})"
+        for name in ours
+        if ours[name] != theirs.get(name)
+    ]
 
 
-def require_equal(paths: tuple[Path, Path], conditions: tuple[Mapping[str, object], Mapping[str, object]], but: str) -> None:
-    """Raises UsageError, with both values, if two runs differ in a condition; the message says that they may in `but`."""
+def require_equal(
+    paths: tuple[Path, Path],
+    conditions: tuple[Mapping[str, object], Mapping[str, object]],
+    but: str,
+) -> None:
+    """Raises UsageError, with both values, if two runs differ in a condition; the message says that
+    they may in `but`.
+    """
     if differing := differences(*conditions):
         raise UsageError(
             f"{paths[0]} and {paths[1]} differ in more than {but}: {', '.join(differing)}; give runs that are otherwise equal"

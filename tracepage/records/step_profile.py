@@ -1,6 +1,7 @@
 """The profile of a few training steps (schema tiny-llama-profile/1): its fields and its reader.
 
-`common.training.profiler` writes it. Times are in us and, like calls and bytes, added up over the profiled steps.
+`common.training.profiler` writes it. Times are in us and, like calls and bytes, added up over the
+profiled steps.
 """
 
 from pathlib import Path
@@ -21,7 +22,8 @@ class Operator(TypedDict):
     name: str
     span: str
     phase: str
-    input_shapes: str  # JSON: one shape of each argument; an argument that is a list of tensors has several
+    # JSON: one shape of each argument; an argument that is a list of tensors has several
+    input_shapes: str
     input_types: str  # JSON, as the shapes
     calls: PositiveInt
     cpu_us: Amount
@@ -49,7 +51,8 @@ class Sums(TypedDict):
     operators: list[Operator]
     kernels: list[Kernel]  # none on a CPU
     device_busy_us: Amount  # time in which at least one kernel ran
-    launch: dict[Literal["count", "mean_delay_us"], Number]  # of kernels; from the launching call to the start, by two clocks
+    # of kernels; from the launching call to the start, by two clocks
+    launch: dict[Literal["count", "mean_delay_us"], Number]
     memory_peak_bytes: NonNegativeInt | None  # with --profile-memory
 
 
@@ -58,7 +61,8 @@ class Profile(Sums):
     run: TimedRun
     trace: Annotated[str, Field(pattern=r"^[\w.-]{1,60}$")]  # name of the trace beside the profile
     attention_only: bool  # whether only the operators and kernels of attention were kept
-    operator_flops: NotRequired[dict[str, Amount]]  # with --profile-with-flops: by operator, as torch.profiler counts them
+    # with --profile-with-flops: by operator, as torch.profiler counts them
+    operator_flops: NotRequired[dict[str, Amount]]
 
 
 class Profiled(TypedDict):
@@ -76,15 +80,21 @@ SCHEMA = files.schema_of(Profile)
 def find(path: Path) -> Path:
     """The profile itself, or the newest one in a folder. UsageError: there is none."""
     if not path.exists():
-        raise UsageError(f"{path} does not exist: give a profile_*.json or a folder that holds some")
+        raise UsageError(
+            f"{path} does not exist: give a profile_*.json or a folder that holds some"
+        )
     profiles = sorted(path.glob("profile_*.json")) if path.is_dir() else [path]
     if not profiles:
-        raise UsageError(f"{path} holds no profile_*.json: make one with --enable-pytorch-profiler --profile-dir {path}")
+        raise UsageError(
+            f"{path} holds no profile_*.json: make one with --enable-pytorch-profiler --profile-dir {path}"
+        )
     return profiles[-1]
 
 
 def read(path: Path) -> Profile:
-    """A profile_*.json. UsageError: the file is missing, damaged, not a profile, or holds no finished step."""
+    """A profile_*.json. UsageError: the file is missing, damaged, not a profile, or holds no
+    finished step.
+    """
     profile = files.read(path, Profile)
     if not profile["profiled_steps"] or not profile["operators"]:
         raise UsageError(f"{path} holds no profiled step: its run was stopped early; profile again")
@@ -92,22 +102,37 @@ def read(path: Path) -> Profile:
 
 
 def events(path: Path, run: Run) -> Path:
-    """The folder of TensorBoard's event files beside a profile; TensorBoard shows its name as that of the run."""
-    training, stamp = run["training"], path.stem.removeprefix("profile_")
+    """The folder of TensorBoard's event files beside a profile; TensorBoard shows its name as that
+    of the run.
+    """
+    training = run["training"]
+    stamp = path.stem.removeprefix("profile_")
     shape = f"{training['batch_size']}x{training['sequence_length']}"
-    return path.with_name(f"run_{run['version']}_{training['preset']}_{run['precision']['compute']}_{shape}_{stamp}")
+    return path.with_name(
+        f"run_{run['version']}_{training['preset']}_{run['precision']['compute']}_{shape}_{stamp}"
+    )
 
 
 def span_milliseconds(profile: Sums) -> dict[str, dict[str, float]]:
-    """Self time per step in ms, by span and within it by phase (forward, backward, optimizer, other); largest span first."""
+    """Self time per step in ms, by span and within it by phase (forward, backward, optimizer,
+    other); largest span first.
+    """
     added: dict[str, dict[str, float]] = {}
     for operator in profile["operators"]:
         phases = added.setdefault(operator["span"], {})
-        milliseconds = operator["self_device_us" if profile["kernels"] else "self_cpu_us"] / profile["profiled_steps"] / 1e3
+        milliseconds = (
+            operator["self_device_us" if profile["kernels"] else "self_cpu_us"]
+            / profile["profiled_steps"]
+            / 1e3
+        )
         phases[operator["phase"]] = phases.get(operator["phase"], 0.0) + milliseconds
     return dict(sorted(added.items(), key=lambda item: -sum(item[1].values())))
 
 
 def idle_percent(profile: Sums) -> float | None:
     """The share of the profiled steps' time in which no kernel ran; None on a CPU."""
-    return 100 * (1 - profile["device_busy_us"] / sum(profile["step_us"])) if profile["kernels"] else None
+    return (
+        100 * (1 - profile["device_busy_us"] / sum(profile["step_us"]))
+        if profile["kernels"]
+        else None
+    )

@@ -1,7 +1,7 @@
 """The files of the studies: the fields of each schema, checked when a file is read.
 
-benchmark.json, fusion_ablation.json, a benchmark of kernels, flops_profile.json and predictions.json.
-Unknown keys are allowed, and kept. Times are in ms.
+benchmark.json, fusion_ablation.json, a benchmark of kernels, flops_profile.json and
+predictions.json. Unknown keys are allowed, and kept. Times are in ms.
 """
 
 from pathlib import Path
@@ -10,7 +10,17 @@ from typing import Annotated, Any, Literal, get_args
 from tracepage import files
 from tracepage.errors import UsageError
 from tracepage.files import Amount, Number, PositiveAmount
-from tracepage.records.fields import Attempted, Ceilings, Compute, Header, Model, Precision, StudyHeader, Summary, Timed
+from tracepage.records.fields import (
+    Attempted,
+    Ceilings,
+    Compute,
+    Header,
+    Model,
+    Precision,
+    StudyHeader,
+    Summary,
+    Timed,
+)
 from tracepage.records.run_record import TimedRun
 
 from pydantic import Field, PositiveInt
@@ -30,7 +40,9 @@ class BenchmarkCell(Attempted):
 
 
 class Accuracy(Attempted):
-    """At the smallest shape. The other keys are there if the status is "ok"; an error can be infinite."""
+    """At the smallest shape. The other keys are there if the status is "ok"; an error can be
+    infinite.
+    """
 
     model: str
     batch_size: PositiveInt
@@ -61,7 +73,8 @@ class Combination(TypedDict):
     step_ms: Summary
     round_ms: Annotated[list[PositiveAmount], Field(min_length=1)]  # median of each round
     peak_mib: PositiveAmount | None
-    launches_per_step: PositiveAmount | None  # None if the study was ended before the launches were counted
+    # None if the study was ended before the launches were counted
+    launches_per_step: PositiveAmount | None
     loss: Number | None  # nats; None as the launches
     steps: PositiveInt  # trained, until that loss where there is one
 
@@ -84,16 +97,21 @@ class Ablation(Header):
     rounds: PositiveInt
     steps_per_round: PositiveInt
     left_out: str | None  # why there are no combinations with torch_compile
-    counted: Literal["kernels", "operators"]  # by launches_per_step: kernels on a GPU, operators on a CPU
+    # by launches_per_step: kernels on a GPU, operators on a CPU
+    counted: Literal["kernels", "operators"]
     notes: list[str]  # what to know about that count, and whether the study was stopped early
     combinations: Annotated[list[Combination], Field(min_length=2)]
 
 
 def read_benchmark(path: Path) -> Benchmark:
-    """UsageError: the file is missing, damaged, or a cell that is ok holds no run, or no device is known."""
+    """UsageError: the file is missing, damaged, or a cell that is ok holds no run, or no device is
+    known.
+    """
     study = files.read(path, Benchmark)
     for number, cell in enumerate(study["cells"]):
-        if cell["status"] == "ok" and not (cell["runs"] and study["device"] and study["environment"]):
+        if cell["status"] == "ok" and not (
+            cell["runs"] and study["device"] and study["environment"]
+        ):
             raise UsageError(f"{path}: cells.{number}: nothing was measured, but the status is ok")
     return study
 
@@ -128,7 +146,9 @@ def kernel_shape(row: TimedKernel) -> tuple[str, int, int, int]:
 
 
 class Decoding(Header):
-    """Text that one process wrote (decoding/generate.py): one pass over the prompt, then a step for each token."""
+    """Text that one process wrote (decoding/generate.py): one pass over the prompt, then a step for
+    each token.
+    """
 
     schema: Literal["tiny-llama-decoding/1"]
     preset: str
@@ -151,7 +171,9 @@ class Decoding(Header):
 
 
 class Work(TypedDict):
-    """A span or an operator in a mean step under the profiler (`roofline.Point`); None where it is not known."""
+    """A span or an operator in a mean step under the profiler (`roofline.Point`); None where it is
+    not known.
+    """
 
     name: str
     flops: Amount | None
@@ -164,8 +186,10 @@ class FlopCounts(TypedDict):
     """flops_profile.json."""
 
     schema: Literal["tiny-llama-flops/1"]
-    counts: Annotated[list[dict[str, Any]], Field(min_length=1)]  # FLOPs of a step by counter; the first is the reference
-    parts: dict[Literal["causal", "full"], dict[str, PositiveInt]]  # forward FLOPs: needed, and executed by code that masks
+    # FLOPs of a step by counter; the first is the reference
+    counts: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    # forward FLOPs: needed, and executed by code that masks
+    parts: dict[Literal["causal", "full"], dict[str, PositiveInt]]
     run: TimedRun
     work: NotRequired[list[Work]]
 

@@ -11,8 +11,15 @@ from tracepage.files import write_bytes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Colours that people with any colour vision tell apart (Okabe and Ito 2008, "Color Universal Design").
-BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, BLACK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000"
+# Colours that people with any colour vision tell apart (Okabe and Ito 2008, "Color Universal
+# Design").
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+VERMILION = "#D55E00"
+PURPLE = "#CC79A7"
+SKY = "#56B4E9"
+BLACK = "#000000"
 LINES = (BLACK, BLUE, SKY, VERMILION, GREEN, ORANGE, PURPLE)
 MARKERS = "osD^v<>"
 
@@ -37,16 +44,20 @@ def save(path: Path, figure: "Figure") -> None:
 
 
 def svg(figure: "Figure", name: str, description: str) -> str:
-    """The figure as an <svg> element for an HTML page: it fills the width it is given, and text stays text.
+    """The figure as an <svg> element for an HTML page: it fills the width it is given, and text
+    stays text.
 
-    A figure made anew from the same data gives the same string: no date, and no random ids. All ids begin with `name`, which is
-    unique in the page; the description is for those who cannot see the figure.
+    A figure made anew from the same data gives the same string: no date, and no random ids. All ids
+    begin with `name`, which is unique in the page; the description is for those who cannot see the
+    figure.
     """
     import matplotlib
 
     text = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        figure.savefig(
+            text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        )
     drawing = re.sub(r'((?<= id=")|(?<=url\(#)|(?<=href="#))', f"{name}-", text.getvalue())
     head, body = drawing[drawing.index("<svg") :].split(">", 1)
     size = head[head.index('viewBox="') :].split('"')[1]

@@ -1,6 +1,8 @@
-"""One report of an analysis, written as terminal text, Markdown, CSV, JSON, PNG and a self-contained HTML page.
+"""One report of an analysis, written as terminal text, Markdown, CSV, JSON, PNG and a
+self-contained HTML page.
 
-An analysis is a function that reads its input, adds what it found to a Report in reading order, and returns it:
+An analysis is a function that reads its input, adds what it found to a Report in reading order, and
+returns it:
 
     report = Report("Batch scaling")
     report.text("Step times are medians.")
@@ -8,7 +10,8 @@ An analysis is a function that reads its input, adds what it found to a Report i
     report.figure(lambda: draw(rows), "roofline", "Roofline of a mean step")
     print(report.publish(folder, "batch_scaling"))
 
-The template of the HTML page is report.html beside this module, and timeline.js draws a timeline with the library in vendor/.
+The template of the HTML page is report.html beside this module, and timeline.js draws a timeline
+with the library in vendor/.
 """
 
 import re
@@ -25,11 +28,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = ("csv", "json", "md", "png")
-PAGE_INCHES = 5  # letters of 10 points are then 10 pixels high where a phone's 360 pixels show the whole figure
+# letters of 10 points are then 10 pixels high where a phone's 360 pixels show the whole figure
+PAGE_INCHES = 5
 
 
 class Item(NamedTuple):
-    """A part of a section: its kind, which the page's template knows, its text in both forms, and its content for the page."""
+    """A part of a section: its kind, which the page's template knows, its text in both forms, and
+    its content for the page.
+    """
 
     kind: str
     terminal: str
@@ -38,7 +44,9 @@ class Item(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A heading, empty for what stands before the first one, its anchor, and the items below it in reading order."""
+    """A heading, empty for what stands before the first one, its anchor, and the items below it in
+    reading order.
+    """
 
     title: str
     anchor: str
@@ -46,7 +54,9 @@ class Section(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The content of a table item: the rows that are shown, and which columns are numbers and which are code."""
+    """The content of a table item: the rows that are shown, and which columns are numbers and which
+    are code.
+    """
 
     header: Sequence[str]
     rows: Sequence[Sequence[object]]
@@ -69,7 +79,9 @@ class Picture(NamedTuple):
 
 
 class Report:
-    """The results of an analysis; every form of it holds the same sections, text and tables in the order they were added."""
+    """The results of an analysis; every form of it holds the same sections, text and tables in the
+    order they were added.
+    """
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -77,8 +89,12 @@ class Report:
         self.files: dict[str, Any] = {}  # by name: text of a CSV file, or content of a JSON file
 
     def section(self, title: str, anchor: str = "") -> None:
-        """A heading for what follows; its anchor in the page is made from the title if none is given."""
-        self.sections.append(Section(title, anchor or re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-"), []))
+        """A heading for what follows; its anchor in the page is made from the title if none is
+        given.
+        """
+        self.sections.append(
+            Section(title, anchor or re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-"), [])
+        )
 
     def text(self, *paragraphs: str) -> None:
         """Paragraphs; text between backticks is code."""
@@ -93,21 +109,35 @@ class Report:
         self._add("facts", "\n".join(lines), "\n".join(items), facts)
 
     def table(
-        self, header: Sequence[str], rows: Iterable[Sequence[object]], title: str = "", csv: str | None = None,
-        code: Sequence[str] = (), least: Sequence[str] = (), top: int | None = None,
-    ) -> None:  # fmt: skip
-        """A table of numbers, text and None (an empty cell), of which the `top` first rows are shown.
+        self,
+        header: Sequence[str],
+        rows: Iterable[Sequence[object]],
+        title: str = "",
+        csv: str | None = None,
+        code: Sequence[str] = (),
+        least: Sequence[str] = (),
+        top: int | None = None,
+    ) -> None:
+        """A table of numbers, text and None (an empty cell), of which the `top` first rows are
+        shown.
 
-        A CSV file of the stem `csv` has all rows and columns in full precision. Text in the columns named in `code` is code, such
-        as names of kernels. A terminal leaves out the columns of `least` first.
+        A CSV file of the stem `csv` has all rows and columns in full precision. Text in the columns
+        named in `code` is code, such as names of kernels. A terminal leaves out the columns of
+        `least` first.
         """
         rows = list(rows)
         shown = rows[:top]
         terminal = tables.text(header, shown, least, f"{csv}.csv" if csv else "")
         markdown = tables.markdown(header, shown, code).strip()
         if title:
-            terminal, markdown = f"{wrapped(title)}\n{terminal}", f"**{tables.markdown_text(title)}**\n\n{markdown}"
-        self._add("table", terminal, markdown, Table(header, shown, title, tables.numeric(header, shown), code))
+            terminal = f"{wrapped(title)}\n{terminal}"
+            markdown = f"**{tables.markdown_text(title)}**\n\n{markdown}"
+        self._add(
+            "table",
+            terminal,
+            markdown,
+            Table(header, shown, title, tables.numeric(header, shown), code),
+        )
         if csv:
             self.csv(csv, header, rows)
 
@@ -120,8 +150,9 @@ class Report:
         self.files[f"{stem}.json"] = content
 
     def figure(self, draw: Callable[[], "Figure"], stem: str, description: str) -> None:
-        """A figure, drawn where a picture is written and not where only text is asked for; `stem` is that of the PNG file, and
-        the id of the figure in the page, and `description` is for readers who cannot see it.
+        """A figure, drawn where a picture is written and not where only text is asked for; `stem`
+        is that of the PNG file, and the id of the figure in the page, and `description` is for
+        readers who cannot see it.
         """
         self._add("figure", "", f"![{description}]({stem}.png)", Picture(draw, stem, description))
 
@@ -131,26 +162,38 @@ class Report:
 
     def commands(self, lines: Sequence[str]) -> None:
         """Shell lines to copy; a terminal shows each as one line, however long."""
-        self._add("commands", "\n".join(f"    {line}" for line in lines), "\n".join(["```sh", *lines, "```"]), lines)
+        self._add(
+            "commands",
+            "\n".join(f"    {line}" for line in lines),
+            "\n".join(["```sh", *lines, "```"]),
+            lines,
+        )
 
     def include(self, other: "Report", title: str = "", *anchors: str) -> None:
-        """The sections of another report, all or those with these anchors; what stands before its first heading gets a heading of
-        its own, if one is given.
+        """The sections of another report, all or those with these anchors; what stands before its
+        first heading gets a heading of its own, if one is given.
         """
         before, *sections = other.sections
         if title:
             self.section(title)
             self.sections[-1].items.extend(before.items)
-        self.sections += [section for section in sections if not anchors or section.anchor in anchors]
+        self.sections += [
+            section for section in sections if not anchors or section.anchor in anchors
+        ]
 
     def _add(self, *item: Any) -> None:
         self.sections[-1].items.append(Item(*item))
 
     def terminal(self) -> str:
-        """The report as text without figures, no wider than the terminal but for commands and words that are longer."""
+        """The report as text without figures, no wider than the terminal but for commands and words
+        that are longer.
+        """
         parts = [f"# {self.title}"]
         for section in self.sections:
-            parts += [f"## {section.title}" if section.title else "", *(item.terminal for item in section.items)]
+            parts += [
+                f"## {section.title}" if section.title else "",
+                *(item.terminal for item in section.items),
+            ]
         return "\n\n".join(filter(None, parts))
 
     def markdown(self, figures: bool = False) -> str:
@@ -168,15 +211,26 @@ class Report:
 
         here = Path(__file__).parent
         loader = jinja2.FileSystemLoader(here)
-        environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        environment = jinja2.Environment(
+            loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True
+        )
         environment.filters["format_number"] = tables.format_number
-        environment.filters["with_code"] = lambda text: Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(text))))
-        environment.filters["script"] = lambda name: Markup((here / name).read_text(encoding="utf-8"))
-        return environment.get_template("report.html").render(title=self.title, sections=self.sections)
+        environment.filters["with_code"] = lambda text: Markup(
+            re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(text)))
+        )
+        environment.filters["script"] = lambda name: Markup(
+            (here / name).read_text(encoding="utf-8")
+        )
+        return environment.get_template("report.html").render(
+            title=self.title, sections=self.sections
+        )
 
-    def write(self, folder: Path, stem: str, kinds: Sequence[str] = KINDS, flag: str = "--output-dir") -> list[Path]:
-        """Writes the files of these kinds (also html) into `folder`, which the option `flag` named, and returns them in the order
-        of the kinds; the Markdown file and the page are named `stem`, and the others have names of their own.
+    def write(
+        self, folder: Path, stem: str, kinds: Sequence[str] = KINDS, flag: str = "--output-dir"
+    ) -> list[Path]:
+        """Writes the files of these kinds (also html) into `folder`, which the option `flag` named,
+        and returns them in the order of the kinds; the Markdown file and the page are named `stem`,
+        and the others have names of their own.
         """
         contents: dict[str, Any] = {}
         for kind in kinds:
@@ -185,10 +239,19 @@ class Report:
             elif kind == "html":
                 contents[f"{stem}.html"] = self.html()
             elif kind == "png":
-                pictures = [item.content for section in self.sections for item in section.items if item.kind == "figure"]
+                pictures = [
+                    item.content
+                    for section in self.sections
+                    for item in section.items
+                    if item.kind == "figure"
+                ]
                 contents |= {f"{picture.stem}.png": picture.draw() for picture in pictures}
             else:
-                contents |= {name: content for name, content in self.files.items() if name.endswith(f".{kind}")}
+                contents |= {
+                    name: content
+                    for name, content in self.files.items()
+                    if name.endswith(f".{kind}")
+                }
         for name in contents:
             writable_file(folder / name, flag)
         writers = {".json": write_json, ".png": plots.save}
@@ -196,8 +259,12 @@ class Report:
             writers.get(Path(name).suffix, write_text)(folder / name, content)
         return [folder / name for name in contents]
 
-    def publish(self, folder: Path, stem: str, kinds: Sequence[str] = KINDS, flag: str = "--output-dir") -> str:
-        """Writes the files as `write` does; returns the terminal text with a last line that names them."""
+    def publish(
+        self, folder: Path, stem: str, kinds: Sequence[str] = KINDS, flag: str = "--output-dir"
+    ) -> str:
+        """Writes the files as `write` does; returns the terminal text with a last line that names
+        them.
+        """
         written = self.write(folder, stem, kinds, flag)
         return f"{self.terminal()}\n\nwritten: {', '.join(map(str, written))}"
 

@@ -22,17 +22,24 @@ def format_rate(flops_per_second: float) -> str:
 
 
 def spread(times: Mapping[str, Any]) -> str:
-    """The range of step times, from the 20th to the 80th percentile (`p20`, `p80`), such as "9.41 to 9.87"."""
+    """The range of step times, from the 20th to the 80th percentile (`p20`, `p80`), such as "9.41
+    to 9.87".
+    """
     return " to ".join(format_number(times[name]) for name in ("p20", "p80"))
 
 
 def numeric(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
     """Which columns hold only numbers (or None); these are aligned to the right."""
-    return [bool(rows) and all(isinstance(row[i], int | float | None) for row in rows) for i in range(len(header))]
+    return [
+        bool(rows) and all(isinstance(row[i], int | float | None) for row in rows)
+        for i in range(len(header))
+    ]
 
 
 def markdown_text(text: str) -> str:
-    """The text with `<` escaped outside of code between backticks on one line, so that no text is taken for markup."""
+    """The text with `<` escaped outside of code between backticks on one line, so that no text is
+    taken for markup.
+    """
     return re.sub(r"(`[^`\n]*`)|<", lambda found: found[1] or "&lt;", text)
 
 
@@ -42,9 +49,14 @@ def markdown(header: Sequence[str], rows: Rows, code: Sequence[str] = ()) -> str
 
     def cell(value: object, name: str) -> str:
         text = format_number(value).replace("\n", " ")
-        return markdown_text(f"`{text}`" if name in code and text and isinstance(value, str) else text).replace("|", "\\|")
+        return markdown_text(
+            f"`{text}`" if name in code and text and isinstance(value, str) else text
+        ).replace("|", "\\|")
 
-    lines = [[cell(name, "") for name in header], ["---:" if right else "---" for right in numeric(header, rows)]]
+    lines = [
+        [cell(name, "") for name in header],
+        ["---:" if right else "---" for right in numeric(header, rows)],
+    ]
     lines += [[cell(value, name) for value, name in zip(row, header, strict=True)] for row in rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
 
@@ -52,8 +64,9 @@ def markdown(header: Sequence[str], rows: Rows, code: Sequence[str] = ()) -> str
 def text(header: Sequence[str], rows: Rows, least: Sequence[str] = (), elsewhere: str = "") -> str:
     """A table for a terminal, no wider than it is.
 
-    Text that is too long is shortened. If that is not enough, columns are left out: those of `least` in this order, then others
-    from the right, but the last. A line below names them, and `elsewhere`, the file that holds all columns.
+    Text that is too long is shortened. If that is not enough, columns are left out: those of
+    `least` in this order, then others from the right, but the last. A line below names them, and
+    `elsewhere`, the file that holds all columns.
     """
     rows = [list(row) for row in rows]
     right = numeric(header, rows)
@@ -65,12 +78,18 @@ def text(header: Sequence[str], rows: Rows, least: Sequence[str] = (), elsewhere
         return sum(widths[i] + 2 for i in kept) - 2 > terminal.width()
 
     if too_wide():
-        widths = [size if is_number else min(size, NAME) for size, is_number in zip(widths, right, strict=True)]
+        widths = [
+            size if is_number else min(size, NAME)
+            for size, is_number in zip(widths, right, strict=True)
+        ]
     for i in dict.fromkeys([*map(list(header).index, least), *range(len(header) - 2, 0, -1)]):
         if too_wide():
             kept.remove(i)
     pad = [str.rjust if is_number else str.ljust for is_number in right]
-    lines = ["  ".join(pad[i](shortened(row[i], widths[i]), widths[i]) for i in kept).rstrip() for row in cells]
+    lines = [
+        "  ".join(pad[i](shortened(row[i], widths[i]), widths[i]) for i in kept).rstrip()
+        for row in cells
+    ]
     if left_out := [name for i, name in enumerate(header) if i not in kept]:
         where = f" ({elsewhere} has all)" if elsewhere else ""
         lines.append(shortened(f"columns left out: {', '.join(left_out)}{where}", terminal.width()))
@@ -93,7 +112,11 @@ def filled(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
 def letters(model: Mapping[str, object]) -> str:
     """A model's sizes (`model` of a run record) under their letters: "D 256, L 4, ..."."""
     names = {
-        "D": "hidden_size", "L": "num_layers", "H": "num_attention_heads", "K": "num_key_value_heads", "F": "intermediate_size",
+        "D": "hidden_size",
+        "L": "num_layers",
+        "H": "num_attention_heads",
+        "K": "num_key_value_heads",
+        "F": "intermediate_size",
         "V": "vocab_size",
-    }  # fmt: skip
+    }
     return ", ".join(f"{letter} {model[name]}" for letter, name in names.items())

@@ -1,9 +1,11 @@
-"""The effect of each fusion, from the steps that `studies.ablation` timed in many combinations of them.
+"""The effect of each fusion, from the steps that `studies.ablation` timed in many combinations of
+them.
 
-Two combinations that differ in one fusion only are a pair. For each pair the ratio without / with is taken, of the median step
-time, the peak memory and the launches, so above 1 the fusion helps. The effect of a fusion is the geometric mean over its pairs:
-with all 16 combinations there are 8. The range over the rounds, of the effect from the medians of one round alone, shows how well
-it is known: if it holds 1, this measurement cannot tell whether the fusion has an effect.
+Two combinations that differ in one fusion only are a pair. For each pair the ratio without / with
+is taken, of the median step time, the peak memory and the launches, so above 1 the fusion helps.
+The effect of a fusion is the geometric mean over its pairs: with all 16 combinations there are 8.
+The range over the rounds, of the effect from the medians of one round alone, shows how well it is
+known: if it holds 1, this measurement cannot tell whether the fusion has an effect.
 """
 
 import itertools
@@ -19,7 +21,13 @@ from tracepage.show import run_facts, tables
 from tracepage.show.report import Report
 from tracepage.show.tables import Table
 
-FUSIONS = {"qkv_fusion": "QKV", "flash_attention": "flash", "swiglu_fusion": "SwiGLU", "torch_compile": "compile"}  # labels
+# labels
+FUSIONS = {
+    "qkv_fusion": "QKV",
+    "flash_attention": "flash",
+    "swiglu_fusion": "SwiGLU",
+    "torch_compile": "compile",
+}
 COUNTED = {"kernels": "kernels/step", "operators": "operator calls/step"}
 
 
@@ -38,14 +46,25 @@ def effects(combinations: Sequence[Combination]) -> list[Effect]:
     """The effect of each fusion that is on in some combination."""
     result = []
     for fusion in FUSIONS:
-        pairs = [(a, b) for a, b in itertools.permutations(combinations, 2) if a["fusions"] | {fusion: True} == b["fusions"]]
+        pairs = [
+            (a, b)
+            for a, b in itertools.permutations(combinations, 2)
+            if a["fusions"] | {fusion: True} == b["fusions"]
+        ]
         time = _mean((a["step_ms"]["median"], b["step_ms"]["median"]) for a, b in pairs)
-        rounds = [_mean(each) for each in zip(*(zip(a["round_ms"], b["round_ms"], strict=True) for a, b in pairs), strict=True)]
+        rounds = [
+            _mean(each)
+            for each in zip(
+                *(zip(a["round_ms"], b["round_ms"], strict=True) for a, b in pairs), strict=True
+            )
+        ]
         means = [mean for mean in rounds if mean]
         memory = _mean((a["peak_mib"], b["peak_mib"]) for a, b in pairs)
         launches = _mean((a["launches_per_step"], b["launches_per_step"]) for a, b in pairs)
         if time:
-            result.append(Effect(fusion, len(pairs), time, (min(means), max(means)), memory, launches))
+            result.append(
+                Effect(fusion, len(pairs), time, (min(means), max(means)), memory, launches)
+            )
     return result
 
 
@@ -56,7 +75,9 @@ def _mean(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
 
 
 def read(path: Path) -> Ablation:
-    """A fusion_ablation.json in which every combination has the same rounds, and some two differ in one fusion."""
+    """A fusion_ablation.json in which every combination has the same rounds, and some two differ in
+    one fusion.
+    """
     measured = files.read(path, Ablation)
     if len({len(each["round_ms"]) for each in measured["combinations"]}) != 1:
         raise UsageError(f"{path}: combinations: round_ms: not all of them have as many rounds")
@@ -85,7 +106,9 @@ def analyze(path: Path) -> Report:
     rows: list[list[object]] = []
     for e in effects(combinations):
         low, high = e.rounds
-        rows.append([FUSIONS[e.fusion], e.pairs, e.time, f"{low:.3g} to {high:.3g}", e.memory, e.launches])
+        rows.append(
+            [FUSIONS[e.fusion], e.pairs, e.time, f"{low:.3g} to {high:.3g}", e.memory, e.launches]
+        )
     report.table(*tables.filled(header, rows))
     if losses := [c["loss"] for c in combinations if c["loss"] is not None]:
         report.text(
@@ -93,7 +116,9 @@ def analyze(path: Path) -> Report:
             f"{max(losses) - min(losses):.2g} apart: rounding makes a small difference, another mathematics a large one."
         )
     if combinations[0]["peak_mib"] is None:
-        report.text("Peak memory is not given: on a CPU it can only be measured for the whole process.")
+        report.text(
+            "Peak memory is not given: on a CPU it can only be measured for the whole process."
+        )
     if measured["left_out"]:
         report.text(f"Left out: {measured['left_out']}.")
     report.text(*(f"{note[0].upper()}{note[1:]}." for note in measured["notes"]))
@@ -111,10 +136,20 @@ def combination_table(measured: Ablation) -> Table:
     """A row per combination; speed-up against the one with all off."""
     combinations = measured["combinations"]
     unit, factor = tables.time_unit(max(c["step_ms"]["median"] for c in combinations))
-    header = ["fusions on", f"{unit}/step", "p20", "p80", "speed-up", "peak MiB", COUNTED[measured["counted"]], "loss"]
+    header = [
+        "fusions on",
+        f"{unit}/step",
+        "p20",
+        "p80",
+        "speed-up",
+        "peak MiB",
+        COUNTED[measured["counted"]],
+        "loss",
+    ]
     rows: list[list[object]] = []
     for c in combinations:
-        step, speed_up = c["step_ms"], combinations[0]["step_ms"]["median"] / c["step_ms"]["median"]
+        step = c["step_ms"]
+        speed_up = combinations[0]["step_ms"]["median"] / c["step_ms"]["median"]
         times = [factor * step["median"], factor * step["p20"], factor * step["p80"]]
         rows.append([label(c), *times, speed_up, c["peak_mib"], c["launches_per_step"], c["loss"]])
     return tables.filled(header, rows)

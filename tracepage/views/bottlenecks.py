@@ -1,7 +1,8 @@
-"""Where a profiled step spends its time, what limits each operator, and the most that each optimization could gain.
+"""Where a profiled step spends its time, what limits each operator, and the most that each
+optimization could gain.
 
-Times come from one profile, and ceilings from its run, which measured a GEMM, a copy and a small operation. Each bound follows
-from the two as the report explains.
+Times come from one profile, and ceilings from its run, which measured a GEMM, a copy and a small
+operation. Each bound follows from the two as the report explains.
 """
 
 from collections import defaultdict
@@ -17,13 +18,18 @@ from tracepage.show import run_facts, tables
 from tracepage.show.report import Report
 from tracepage.views import bandwidth, profile_summary, roofline
 
-FOLDER, DEFAULT = Path("bottleneck_analysis"), "bottlenecks_v1.md"
+FOLDER = Path("bottleneck_analysis")
+DEFAULT = "bottlenecks_v1.md"
 TOP = 15
 LIMITS = {
-    "compute": "compute", "memory": "memory", "launch": "too small for either (launch-bound)", "unknown": "cost not known",
+    "compute": "compute",
+    "memory": "memory",
+    "launch": "too small for either (launch-bound)",
+    "unknown": "cost not known",
     "not classed": "no ceilings",
-}  # fmt: skip
-OVERLAP = 1.02  # times the time in which a kernel runs, from which the sum of all kernels' times gets a line
+}
+# times the time in which a kernel runs, from which the sum of all kernels' times gets a line
+OVERLAP = 1.02
 IDLE = "GPU idle"
 ABOUT_SPANS = (
     "These are self times, so they add up. Work of the backward pass counts for the span whose forward pass made it necessary. "
@@ -46,44 +52,79 @@ ABOUT_TARGETS = (
     "forecast. Bounds of targets that share operators do not multiply."
 )
 CSV_COLUMNS = (
-    "operator", "span", "phase", "input_shapes", "input_types", "calls_per_step", "us_per_step", "flops_per_call",
-    "bytes_per_call", "bound_by", "percent_of_ceiling", "percent_of_step", "flops_per_second", "bytes_per_second",
-)  # fmt: skip
+    "operator",
+    "span",
+    "phase",
+    "input_shapes",
+    "input_types",
+    "calls_per_step",
+    "us_per_step",
+    "flops_per_call",
+    "bytes_per_call",
+    "bound_by",
+    "percent_of_ceiling",
+    "percent_of_step",
+    "flops_per_second",
+    "bytes_per_second",
+)
 
 
 def overlap(times: float, busy: float) -> list[str]:
-    """What to say where the times of all kernels add up to more than the time in which one runs; else nothing."""
+    """What to say where the times of all kernels add up to more than the time in which one runs;
+    else nothing.
+    """
     if not 0 < OVERLAP * busy < times:
         return []
     share = f"{100 * times / busy:.0f} % of the time in which the GPU is busy"
-    return [f"Kernels that run at the same time each count in full, so the parts add up to {share}."]
+    return [
+        f"Kernels that run at the same time each count in full, so the parts add up to {share}."
+    ]
 
 
 def by_limit(step: Step) -> list[list[Any]]:
-    """Rows of limit, us and percent of the step, the longest first: the operators by what binds them, and the rest."""
+    """Rows of limit, us and percent of the step, the longest first: the operators by what binds
+    them, and the rest.
+    """
     added: dict[str, float] = defaultdict(float)
     for row in step.rows:
         added[communication_or(row.name, LIMITS[row.bound])] += row.us
     if step.outside_us:
         added[IDLE if step.on_gpu else "outside operators (Python, dispatch)"] = step.outside_us
-    return [[name, us, 100 * us / step.us] for name, us in sorted(added.items(), key=lambda item: -item[1])]
+    return [
+        [name, us, 100 * us / step.us]
+        for name, us in sorted(added.items(), key=lambda item: -item[1])
+    ]
 
 
 def limits(profile: Profile) -> list[tuple[str, str]]:
-    """MFU, bandwidth, intensity and launches of the undisturbed step; shares only where a peak or a ceiling is known.
+    """MFU, bandwidth, intensity and launches of the undisturbed step; shares only where a peak or a
+    ceiling is known.
 
-    Bytes and intensity are those of PyTorch's operators; a version's own kernels are not among them.
+    Bytes and intensity are those of PyTorch's operators; a version's own kernels are not among
+    them.
     """
-    run, found = profile["run"], bandwidth.step_limits(profile)
-    rows, ceilings, peak = bandwidth.from_profile(profile)[0], run["ceilings"], run_facts.peak_flops(run)
-    rate, seconds = tables.format_rate(run["flops_per_second"]), run["step_ms"]["median"] / 1e3
-    mfu = f"MFU {found['MFU %']:.3g} % of {tables.format_rate(peak)} (data sheet)" if peak else "no MFU (peak not listed)"
+    run = profile["run"]
+    found = bandwidth.step_limits(profile)
+    rows = bandwidth.from_profile(profile)[0]
+    ceilings = run["ceilings"]
+    peak = run_facts.peak_flops(run)
+    rate = tables.format_rate(run["flops_per_second"])
+    seconds = run["step_ms"]["median"] / 1e3
+    mfu = (
+        f"MFU {found['MFU %']:.3g} % of {tables.format_rate(peak)} (data sheet)"
+        if peak
+        else "no MFU (peak not listed)"
+    )
     gemm = f"; {found['% of measured GEMM']:.3g} % of the measured GEMM" if ceilings else ""
     facts = [("step", tables.format_time(1e3 * seconds)), ("FLOPs", f"{rate}, {mfu}{gemm}")]
     if moved := sum(row.bytes for row in rows):
         facts += bandwidth.demand(sum(row.flops or 0 for row in rows), moved, seconds, ceilings)
     if found["launches"]:
-        each = f" at {tables.format_time(1e3 * ceilings['operation_seconds'])} each: " if ceilings else ""
+        each = (
+            f" at {tables.format_time(1e3 * ceilings['operation_seconds'])} each: "
+            if ceilings
+            else ""
+        )
         share = f"{found['launches, % of step']:.3g} % of the step" if ceilings else ""
         facts.append(("launches", f"{found['launches']:,.0f}{each}{share}"))
     if found["GPU idle %"] is not None:
@@ -92,17 +133,26 @@ def limits(profile: Profile) -> list[tuple[str, str]]:
 
 
 def report(step: Step, path: Path, prefix: str = "") -> Report:
-    """Time by span, longest operators and targets; it writes operator_timing.csv and optimization_targets.json."""
-    result, profile = Report(f"Bottlenecks of tiny_llama_{step.profile['run']['version']}"), step.profile
-    ceilings, attention_only = profile["run"]["ceilings"], profile["attention_only"]
-    result.text(f"{profile_summary.conditions(profile)}.", f"Command `{profile['run']['command']}`, profile {path.name}.")
+    """Time by span, longest operators and targets; it writes operator_timing.csv and
+    optimization_targets.json.
+    """
+    result = Report(f"Bottlenecks of tiny_llama_{step.profile['run']['version']}")
+    profile = step.profile
+    ceilings = profile["run"]["ceilings"]
+    attention_only = profile["attention_only"]
+    result.text(
+        f"{profile_summary.conditions(profile)}.",
+        f"Command `{profile['run']['command']}`, profile {path.name}.",
+    )
     if attention_only:
         result.text("Only attention was kept: shares are of attention, not of the step.")
     if ceilings:
         operation = tables.format_time(ceilings["operation_seconds"] * 1e3)
         result.text(f"With {roofline.describe(ceilings)}; {operation} for a small operation.")
     else:
-        result.text("No measured ceilings, so nothing is classed or bounded: profile again with --measure-peak.")
+        result.text(
+            "No measured ceilings, so nothing is classed or bounded: profile again with --measure-peak."
+        )
     if not attention_only:
         result.section("The step against its limits")
         result.facts(limits(profile))
@@ -110,60 +160,122 @@ def report(step: Step, path: Path, prefix: str = "") -> Report:
     if not attention_only:
         result.table(*profile_summary.span_rows(profile))
     unit, factor = tables.time_unit(step.us / 1e3)
-    result.table(["limit", unit, "% of step"], [[name, us / 1e3 * factor, share] for name, us, share in by_limit(step)])
+    result.table(
+        ["limit", unit, "% of step"],
+        [[name, us / 1e3 * factor, share] for name, us, share in by_limit(step)],
+    )
     result.text(ABOUT_SPANS)
     if step.on_gpu:
         busy = step.us - step.outside_us
-        result.text(*overlap(sum(kernel["device_us"] for kernel in profile["kernels"]) / profile["profiled_steps"], busy))
+        result.text(
+            *overlap(
+                sum(kernel["device_us"] for kernel in profile["kernels"])
+                / profile["profiled_steps"],
+                busy,
+            )
+        )
         if not attention_only:
             share = 100 * busy / step.us
-            result.text(f"{profile_summary.launches(profile)} The GPU is busy for {share:.0f} % of the step. {ABOUT_LAUNCHES}")
+            result.text(
+                f"{profile_summary.launches(profile)} The GPU is busy for {share:.0f} % of the step. {ABOUT_LAUNCHES}"
+            )
     result.section("The operators that take longest")
     result.text(ABOUT_OPERATORS)
     unit, factor = tables.time_unit(step.rows[0].us / 1e3)
-    header = ["operator", "span", "phase", "shapes", "calls", unit, "% of step", "bound by", "% of ceiling"]
+    header = [
+        "operator",
+        "span",
+        "phase",
+        "shapes",
+        "calls",
+        unit,
+        "% of step",
+        "bound by",
+        "% of ceiling",
+    ]
     longest = [
-        [row.name.removeprefix("aten::"), row.span, row.phase, row.shapes.replace(", []", ""), row.calls, row.us / 1e3 * factor,
-         100 * row.us / step.us, row.bound, row.percent]
+        [
+            row.name.removeprefix("aten::"),
+            row.span,
+            row.phase,
+            row.shapes.replace(", []", ""),
+            row.calls,
+            row.us / 1e3 * factor,
+            100 * row.us / step.us,
+            row.bound,
+            row.percent,
+        ]
         for row in step.rows[:TOP]
-    ]  # fmt: skip
+    ]
     result.table(header, longest, least=["% of step", "calls", "shapes"])
-    timing = ([*row, 100 * row.us / step.us, row.rate(row.flops), row.rate(row.bytes)] for row in step.rows)
+    timing = (
+        [*row, 100 * row.us / step.us, row.rate(row.flops), row.rate(row.bytes)]
+        for row in step.rows
+    )
     result.csv(f"{prefix}operator_timing", CSV_COLUMNS, timing)
     result.section("Targets of optimization")
     result.text(ABOUT_TARGETS)
     ranked = targets(step)
     unit, factor = tables.time_unit(max((target["time_us"] for target in ranked), default=0) / 1e3)
     shown = [
-        [target["name"], target["calls"], target["fused_calls"], target["time_us"] / 1e3 * factor,
-         target["floor_us"] and target["floor_us"] / 1e3 * factor, target["share"] and 100 * target["share"],
-         target["bound"] and f"{target['bound']:.2f}x"]
+        [
+            target["name"],
+            target["calls"],
+            target["fused_calls"],
+            target["time_us"] / 1e3 * factor,
+            target["floor_us"] and target["floor_us"] / 1e3 * factor,
+            target["share"] and 100 * target["share"],
+            target["bound"] and f"{target['bound']:.2f}x",
+        ]
         for target in ranked
-    ]  # fmt: skip
-    result.table(["target", "calls", "fused", f"now t {unit}", f"floor f {unit}", "share p %", "gain at most"], shown)
-    result.facts([(target["name"], f"{target['fused_form']}. {target['note']}".strip()) for target in ranked])
-    result.json(f"{prefix}optimization_targets", {"schema": SCHEMA, "profile": str(path), "step_us": step.us, "targets": ranked})
+    ]
+    result.table(
+        [
+            "target",
+            "calls",
+            "fused",
+            f"now t {unit}",
+            f"floor f {unit}",
+            "share p %",
+            "gain at most",
+        ],
+        shown,
+    )
+    result.facts(
+        [(target["name"], f"{target['fused_form']}. {target['note']}".strip()) for target in ranked]
+    )
+    result.json(
+        f"{prefix}optimization_targets",
+        {"schema": SCHEMA, "profile": str(path), "step_us": step.us, "targets": ranked},
+    )
     return result
 
 
 def find(profile_data: Path, version: str) -> tuple[Path, Step]:
-    """A profile of the version whose parts the targets are, and its mean step; a folder's newest; errors as in `analyze`."""
+    """A profile of the version whose parts the targets are, and its mean step; a folder's newest;
+    errors as in `analyze`.
+    """
     path = step_profile.find(profile_data)
     step = read_step(path)
     if (found := step.profile["run"]["version"]) != version:
-        raise UsageError(f"{path} is of {found}: the targets are parts of {version}, which others fuse")
+        raise UsageError(
+            f"{path} is of {found}: the targets are parts of {version}, which others fuse"
+        )
     return path, step
 
 
 def analyze(profile_data: Path, output_report: Path, version: str) -> str:
-    """Writes the report on a profile, or on a folder's newest, and beside it the files of `report`; returns the text for a
-    terminal.
+    """Writes the report on a profile, or on a folder's newest, and beside it the files of `report`;
+    returns the text for a terminal.
 
-    The targets are the parts of `version`, of which the profile has to be. A bare name of a report goes into
-    ./bottleneck_analysis/. The names of the other files begin with that of the report, if it is not DEFAULT.
+    The targets are the parts of `version`, of which the profile has to be. A bare name of a report
+    goes into ./bottleneck_analysis/. The names of the other files begin with that of the report, if
+    it is not DEFAULT.
     """
     path, step = find(profile_data, version)
     if output_report.parent == Path("."):
         output_report = FOLDER / output_report
     prefix = "" if output_report.name == DEFAULT else f"{output_report.stem}_"
-    return report(step, path, prefix).publish_as(output_report, ("md", "csv", "json"), "--output-report")
+    return report(step, path, prefix).publish_as(
+        output_report, ("md", "csv", "json"), "--output-report"
+    )

@@ -1,4 +1,6 @@
-"""FLOP counts of a training step beside its time: flops_profile.json, mfu_analysis.csv, and reports."""
+"""FLOP counts of a training step beside its time: flops_profile.json, mfu_analysis.csv, and
+reports.
+"""
 
 from pathlib import Path
 from typing import cast
@@ -10,8 +12,10 @@ from tracepage.show import run_facts, tables
 from tracepage.show.report import Report
 from tracepage.views import bandwidth, roofline
 
-FOLDER, FILE = Path("flops_analysis"), "flops_profile.json"
-REFERENCE, EXECUTED = "formula, causal", "formula, full S x S"
+FOLDER = Path("flops_analysis")
+FILE = "flops_profile.json"
+REFERENCE = "formula, causal"
+EXECUTED = "formula, full S x S"
 HOW_TO_READ = (
     "Utilization (MFU) is the first row: the work that the mathematics needs. The full count adds the masked half of the S "
     "x S pairs. FlopCounterMode counts the matrix products that ran, and all pairs of fused attention. DeepSpeed watches "
@@ -24,7 +28,9 @@ def find(path: Path) -> Path:
     """flops_profile.json; a bare file name that is not here is looked for in ./flops_analysis."""
     found = path if path.exists() or path.name != str(path) else FOLDER / path
     if not found.exists():
-        raise UsageError(f"no {path} here or in {FOLDER}/: run without --analyze-results first to write it")
+        raise UsageError(
+            f"no {path} here or in {FOLDER}/: run without --analyze-results first to write it"
+        )
     return found
 
 
@@ -34,42 +40,74 @@ def read(path: Path) -> FlopCounts:
 
 
 def mfu_rows(profile: FlopCounts) -> tables.Table:
-    """Per counter: GFLOP a step, TFLOP/s at the run's median step time, and % of two peaks (None where one is not known)."""
+    """Per counter: GFLOP a step, TFLOP/s at the run's median step time, and % of two peaks (None
+    where one is not known).
+    """
     run = profile["run"]
-    seconds, measured = run["step_ms"]["median"] / 1e3, run["ceilings"] and run["ceilings"]["flops_per_second"]
+    seconds = run["step_ms"]["median"] / 1e3
+    measured = run["ceilings"] and run["ceilings"]["flops_per_second"]
     peaks = run_facts.peak_flops(run), measured
     header = ["counter", "forward GFLOP", "backward GFLOP", "step GFLOP", "of reference", "TFLOP/s"]
     header += ["% of peak", "% of measured GEMM"]
     reference = profile["counts"][0]["step"]
     return header, [
-        [row["counter"], row["forward"] / 1e9, row["backward"] / 1e9, row["step"] / 1e9, row["step"] / reference,
-         row["step"] / seconds / 1e12, *(100 * row["step"] / seconds / peak if peak else None for peak in peaks)]
+        [
+            row["counter"],
+            row["forward"] / 1e9,
+            row["backward"] / 1e9,
+            row["step"] / 1e9,
+            row["step"] / reference,
+            row["step"] / seconds / 1e12,
+            *(100 * row["step"] / seconds / peak if peak else None for peak in peaks),
+        ]
         for row in profile["counts"]
-    ]  # fmt: skip
+    ]
 
 
 def report(profile: FlopCounts) -> Report:
-    """FLOPs by counter and by part of the model, and why the counters differ; it writes mfu_analysis.csv."""
-    run, parts, peak = profile["run"], profile["parts"], run_facts.peak_flops(profile["run"])
-    needed, executed = cast(dict[str, int], parts["causal"]), cast(dict[str, int], parts["full"])
-    by_part = [[part, count / 1e9, executed[part] / 1e9, 100 * count / needed["total"]] for part, count in needed.items()]
-    known = f"peak {tables.format_rate(peak)} (data sheet)" if peak else "the device's peak is not listed"
+    """FLOPs by counter and by part of the model, and why the counters differ; it writes
+    mfu_analysis.csv.
+    """
+    run = profile["run"]
+    parts = profile["parts"]
+    peak = run_facts.peak_flops(profile["run"])
+    needed = cast(dict[str, int], parts["causal"])
+    executed = cast(dict[str, int], parts["full"])
+    by_part = [
+        [part, count / 1e9, executed[part] / 1e9, 100 * count / needed["total"]]
+        for part, count in needed.items()
+    ]
+    known = (
+        f"peak {tables.format_rate(peak)} (data sheet)"
+        if peak
+        else "the device's peak is not listed"
+    )
     median = tables.format_time(run["step_ms"]["median"])
     result = Report("FLOPs of a training step")
     result.text(f"{run['version']}, {run_facts.describe(run)}; median step {median}, {known}.")
     result.table(*mfu_rows(profile), title="By counter", csv="mfu_analysis")
-    result.table(["part", "causal GFLOP", "full GFLOP", "% of causal"], by_part, title="Forward pass by part, matrix products")
+    result.table(
+        ["part", "causal GFLOP", "full GFLOP", "% of causal"],
+        by_part,
+        title="Forward pass by part, matrix products",
+    )
     result.text(HOW_TO_READ)
     if work := [row for row in profile.get("work", ()) if row["group"] == "span" and row["bytes"]]:
-        counted, moved = sum(row["flops"] or 0 for row in work), sum(row["bytes"] or 0 for row in work)
+        counted = sum(row["flops"] or 0 for row in work)
+        moved = sum(row["bytes"] or 0 for row in work)
         result.section("Memory bandwidth")
-        result.facts(bandwidth.demand(counted, moved, run["step_ms"]["median"] / 1e3, run["ceilings"]))
+        result.facts(
+            bandwidth.demand(counted, moved, run["step_ms"]["median"] / 1e3, run["ceilings"])
+        )
     return result
 
 
 def intensity(profile: FlopCounts) -> Report:
     """FLOPs per byte by span and by operator; it writes roofline.csv and roofline.png."""
     if "work" not in profile:
-        raise UsageError("the file holds no bytes: count again, with 3 steps or more, without --profile-attention-only")
-    run, points = profile["run"], [roofline.Point(**work) for work in profile["work"]]
+        raise UsageError(
+            "the file holds no bytes: count again, with 3 steps or more, without --profile-attention-only"
+        )
+    run = profile["run"]
+    points = [roofline.Point(**work) for work in profile["work"]]
     return roofline.report(points, run["ceilings"], f"{run['version']}, {run_facts.describe(run)}")

@@ -1,6 +1,8 @@
-"""Kernel launches in a table of kernels: their number, their times, how many are short, and how busy they keep the GPU.
+"""Kernel launches in a table of kernels: their number, their times, how many are short, and how
+busy they keep the GPU.
 
-The table is the same for every profiler (`kernel_table`); `load_kernels` lists the files that it can come from.
+The table is the same for every profiler (`kernel_table`); `load_kernels` lists the files that it
+can come from.
 """
 
 from pathlib import Path
@@ -17,14 +19,24 @@ import numpy
 import pandas
 
 IDLE = 50  # % of a step in which no kernel runs, from which launches limit it
-SHORT_NS = 10_000  # a launch costs the host some us: the GPU may wait for the launch after a kernel that is shorter than this
+# a launch costs the host some us: the GPU may wait for the launch after a kernel that is shorter
+# than this
+SHORT_NS = 10_000
 
 
 def summary(kernels: Kernels) -> pandas.DataFrame:
-    """All calls of each kernel, the longest total first; `share` is of the time of all kernels, 0 to 1."""
-    added = kernels.table.groupby(["name", "category"], sort=False, as_index=False)[["calls", "duration_ns"]].sum()
-    added = added.rename(columns={"duration_ns": "total_ns"}).sort_values("total_ns", ascending=False, kind="stable")
-    return added.assign(mean_ns=added.total_ns / added.calls, share=added.total_ns / (added.total_ns.sum() or 1.0))
+    """All calls of each kernel, the longest total first; `share` is of the time of all kernels, 0
+    to 1.
+    """
+    added = kernels.table.groupby(["name", "category"], sort=False, as_index=False)[
+        ["calls", "duration_ns"]
+    ].sum()
+    added = added.rename(columns={"duration_ns": "total_ns"}).sort_values(
+        "total_ns", ascending=False, kind="stable"
+    )
+    return added.assign(
+        mean_ns=added.total_ns / added.calls, share=added.total_ns / (added.total_ns.sum() or 1.0)
+    )
 
 
 class Gaps(NamedTuple):
@@ -32,26 +44,32 @@ class Gaps(NamedTuple):
 
     window_ns: float
     busy_ns: float  # at least one kernel runs
-    idle_ns: numpy.ndarray  # each interval in which no kernel runs and which the clock can tell from none, in order
+    # each interval in which no kernel runs and which the clock can tell from none, in order
+    idle_ns: numpy.ndarray
 
 
 def gaps(kernels: Kernels) -> Gaps | None:
-    """Time between consecutive kernels; None without start times, or where counters were collected kernel by kernel.
+    """Time between consecutive kernels; None without start times, or where counters were collected
+    kernel by kernel.
 
-    Kernels that overlap (on several queues, streams or devices in one file) count once: the busy time is the union of their
-    intervals.
+    Kernels that overlap (on several queues, streams or devices in one file) count once: the busy
+    time is the union of their intervals.
     """
     table = kernels.table
     if table.start_ns.isna().any() or SERIALIZED_NOTE in kernels.notes:
         return None
-    starts, ends = table.start_ns.to_numpy(), (table.start_ns + table.duration_ns).to_numpy()
-    between, window = pauses(starts, ends), ends.max() - starts.min()
+    starts = table.start_ns.to_numpy()
+    ends = (table.start_ns + table.duration_ns).to_numpy()
+    between = pauses(starts, ends)
+    window = ends.max() - starts.min()
     idle = between[between > 1e3 * CLOCK_ERROR_US]
     return Gaps(float(window), float(window - idle.sum()), idle)
 
 
 def idle_percent(kernels: Kernels) -> float | None:
-    """The share of the time from the first kernel to the last in which none runs; None on a CPU, or where not known."""
+    """The share of the time from the first kernel to the last in which none runs; None on a CPU, or
+    where not known.
+    """
     found = None if kernels.are_operators else gaps(kernels)
     return 100 * (1 - found.busy_ns / found.window_ns) if found and found.window_ns else None
 
@@ -72,38 +90,68 @@ def verdict(kernels: Kernels, idle: float | None, advice: str) -> str:
     ns = table.duration_ns.groupby(table.name.map(kernel_names.kind)).sum()
     share = 100 * ns.max() / (ns.sum() or 1)
     busy = "" if idle is None else f"; the GPU is idle for {idle:.0f} % of the step"
-    return f"Limited by the {device}'s work: {share:.0f} % of the {what}' time is {ns.idxmax()}{busy}."
+    return (
+        f"Limited by the {device}'s work: {share:.0f} % of the {what}' time is {ns.idxmax()}{busy}."
+    )
 
 
 def report(kernels: Kernels, top: int) -> Report:
-    """Source, launches, busy share and short launches, and a table of the `top` kernels that take longest."""
-    what, table, rows = "operator" if kernels.are_operators else "kernel", kernels.table, summary(kernels)
-    calls, kinds = int(table.calls.sum()), table.groupby("category", sort=False).calls.sum()
-    per_step = f", {calls / kernels.steps:,.0f} a step (steps: {kernels.steps})" if kernels.steps else ""
-    by_kind = "; " + ", ".join(f"{kind} {count:,}" for kind, count in kinds.items()) if len(kinds) > 1 else ""
+    """Source, launches, busy share and short launches, and a table of the `top` kernels that take
+    longest.
+    """
+    what = "operator" if kernels.are_operators else "kernel"
+    table = kernels.table
+    rows = summary(kernels)
+    calls = int(table.calls.sum())
+    kinds = table.groupby("category", sort=False).calls.sum()
+    per_step = (
+        f", {calls / kernels.steps:,.0f} a step (steps: {kernels.steps})" if kernels.steps else ""
+    )
+    by_kind = (
+        "; " + ", ".join(f"{kind} {count:,}" for kind, count in kinds.items())
+        if len(kinds) > 1
+        else ""
+    )
     result = Report("Kernel launches")
     unknown = kernel_names.unknown(dict(zip(rows.name, rows.total_ns, strict=True)))
-    result.facts([
-        ("source", f"{kernels.source}, {kernels.path}"),
-        *(("note", note) for note in kernels.notes),
-        ("operator calls" if kernels.are_operators else "launches", f"{calls:,}{per_step}{by_kind}"),
-        ("total time", _time(table.duration_ns.sum())),
-        ("busy", _busy(gaps(kernels))),
-        (f"under {_time(SHORT_NS)}", _short(kernels)),
-        *([("of no known kind", unknown)] if unknown and not kernels.are_operators else []),
-    ])  # fmt: skip
+    result.facts(
+        [
+            ("source", f"{kernels.source}, {kernels.path}"),
+            *(("note", note) for note in kernels.notes),
+            (
+                "operator calls" if kernels.are_operators else "launches",
+                f"{calls:,}{per_step}{by_kind}",
+            ),
+            ("total time", _time(table.duration_ns.sum())),
+            ("busy", _busy(gaps(kernels))),
+            (f"under {_time(SHORT_NS)}", _short(kernels)),
+            *([("of no known kind", unknown)] if unknown and not kernels.are_operators else []),
+        ]
+    )
     title = f"{what.capitalize()}s that take longest, {min(top, len(rows))} of {len(rows)}"
     result.table(*kernel_rows(rows, what), title, code=[what], top=top)
     return result
 
 
 def kernel_rows(rows: pandas.DataFrame, what: str, steps: int = 1) -> tables.Table:
-    """Header and rows of a `summary` of kernels or operators (`what`); calls and total time are divided by `steps`."""
+    """Header and rows of a `summary` of kernels or operators (`what`); calls and total time are
+    divided by `steps`.
+    """
     totals = rows.total_ns / steps
-    (whole, per_whole), (single, per_single) = (tables.time_unit(ns.max() / 1e6) for ns in (totals, rows.mean_ns))
+    (whole, per_whole), (single, per_single) = (
+        tables.time_unit(ns.max() / 1e6) for ns in (totals, rows.mean_ns)
+    )
     names = map(kernel_names.short_name, rows.name)
-    columns = names, rows.calls / steps, totals / 1e6 * per_whole, rows.mean_ns / 1e6 * per_single, 100 * rows.share
-    return [what, "calls", f"total {whole}", f"mean {single}", "share %"], [list(row) for row in zip(*columns, strict=True)]
+    columns = (
+        names,
+        rows.calls / steps,
+        totals / 1e6 * per_whole,
+        rows.mean_ns / 1e6 * per_single,
+        100 * rows.share,
+    )
+    return [what, "calls", f"total {whole}", f"mean {single}", "share %"], [
+        list(row) for row in zip(*columns, strict=True)
+    ]
 
 
 def _time(ns: float) -> str:
@@ -124,14 +172,17 @@ def _short(kernels: Kernels) -> str:
     """Calls under SHORT_NS. Where a row holds many calls, their mean decides for all of them."""
     table = kernels.table
     short = table[table.duration_ns < SHORT_NS * table.calls]
-    count, time = int(short.calls.sum()), short.duration_ns.sum()
+    count = int(short.calls.sum())
+    time = short.duration_ns.sum()
     by_mean = "" if (table.calls == 1).all() else ", by the mean of each row"
     shares = f"{100 * count / table.calls.sum():.1f} % of them, {100 * time / (table.duration_ns.sum() or 1):.1f} % of the time"
     return f"{count:,}: {shares}{by_mean} (launch-bound candidates)"
 
 
 def analyze(trace_file: Path, top: int, csv_out: Path | None) -> str:
-    """The text for a terminal; writes every kernel into `csv_out`, with its full name and times in ns."""
+    """The text for a terminal; writes every kernel into `csv_out`, with its full name and times in
+    ns.
+    """
     kernels = load_kernels.load(trace_file)
     if csv_out:
         writable_file(csv_out, "--csv-out", (kernels.path,))

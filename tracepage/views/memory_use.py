@@ -1,7 +1,7 @@
 """Memory of a run by its record: reserved beside allocated, and by formula what would save memory.
 
-PyTorch's allocator reserves segments of a GPU's memory and cuts blocks out of them. What is reserved
-and not allocated is free, in pieces that a later request may not fit.
+PyTorch's allocator reserves segments of a GPU's memory and cuts blocks out of them. What is
+reserved and not allocated is free, in pieces that a later request may not fit.
 """
 
 from tracepage.cost import flops, footprint
@@ -24,7 +24,8 @@ def reserved(run: Run) -> str:
         return "none: on a CPU PyTorch keeps no pool of memory"
     if "reserved_mib" not in memory:
         return "not in this record"
-    pool, peak = memory["reserved_mib"], memory["peak_mib"]
+    pool = memory["reserved_mib"]
+    peak = memory["peak_mib"]
     unused = f"{format_number(pool - peak)} MiB ({100 * (1 - peak / pool):.3g} %) not allocated"
     note = "; measuring the ceilings left some of it" if run["ceilings"] else ""
     return f"{format_number(pool)} MiB, of which {unused}{note}"
@@ -39,7 +40,8 @@ def add_section(result: Report, profile: Profile) -> None:
     changed = [name for name, value in settings if value and name != "capture_step"]
     if changed or all(row["name"] != "aten::_softmax" for row in profile["operators"]):
         return
-    training, half = run["training"], run["precision"]["compute"] != "fp32"
+    training = run["training"]
+    half = run["precision"]["compute"] != "fp32"
     shape = training["batch_size"], training["sequence_length"]
     device = "cpu" if run["device"]["kind"] == "cpu" else "cuda"
     savings = footprint.savings(flops.sizes(run["model"]), *shape, device, half)

@@ -1,7 +1,7 @@
 """Summaries of profiles: time by span, kernels and operators of a mean step.
 
-`run_pytorch_profiler.py --analyze-existing` prints the report and `--generate-report` writes it as report.md. The flag
-`--profile-operators` prints the table of operators.
+`run_pytorch_profiler.py --analyze-existing` prints the report and `--generate-report` writes it as
+report.md. The flag `--profile-operators` prints the table of operators.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,17 +19,28 @@ from tracepage.views.launches import kernel_rows, summary
 import pandas
 
 ROWS = 20  # in the tables of kernels and operators
-# torch.profiler's names for sort keys -> keys of an operator; `cuda_` is today's `device_`. On a CPU device time is CPU time.
+# torch.profiler's names for sort keys -> keys of an operator; `cuda_` is today's `device_`. On a
+# CPU device time is CPU time.
 SORT_KEYS = {
-    "cpu_time_total": "cpu_us", "self_cpu_time_total": "self_cpu_us", "cuda_time_total": "device_us",
-    "self_cuda_time_total": "self_device_us", "device_time_total": "device_us", "self_device_time_total": "self_device_us",
-    "cpu_memory_usage": "allocated_bytes", "cuda_memory_usage": "allocated_bytes", "device_memory_usage": "allocated_bytes",
+    "cpu_time_total": "cpu_us",
+    "self_cpu_time_total": "self_cpu_us",
+    "cuda_time_total": "device_us",
+    "self_cuda_time_total": "self_device_us",
+    "device_time_total": "device_us",
+    "self_device_time_total": "self_device_us",
+    "cpu_memory_usage": "allocated_bytes",
+    "cuda_memory_usage": "allocated_bytes",
+    "device_memory_usage": "allocated_bytes",
     "count": "calls",
-}  # fmt: skip
+}
 LABELS = {
-    "self_cpu_us": "self CPU", "cpu_us": "CPU", "self_device_us": "self GPU", "device_us": "GPU",
-    "allocated_bytes": "MiB allocated", "calls": "calls",
-}  # fmt: skip
+    "self_cpu_us": "self CPU",
+    "cpu_us": "CPU",
+    "self_device_us": "self GPU",
+    "device_us": "GPU",
+    "allocated_bytes": "MiB allocated",
+    "calls": "calls",
+}
 FLOPS_NOTE = (
     "GFLOP is what torch.profiler counts: matrix products, convolutions, additions and multiplications. Fused attention, Triton "
     "kernels and all else count as 0, and so does a step that is replayed as a graph. The FLOPs of the model are in the record."
@@ -37,8 +48,8 @@ FLOPS_NOTE = (
 
 
 def report(paths: Iterable[Path], sort_by: str | None = None) -> Report:
-    """A report with a section for each profile; `sort_by` is a key of SORT_KEYS for the operators, or None for the self time on
-    the device that ran the work.
+    """A report with a section for each profile; `sort_by` is a key of SORT_KEYS for the operators,
+    or None for the self time on the device that ran the work.
     """
     result = Report("Profiles")
     for path in paths:
@@ -47,10 +58,19 @@ def report(paths: Iterable[Path], sort_by: str | None = None) -> Report:
 
 
 def write(paths: Sequence[Path], sort_by: str | None = None) -> list[Path]:
-    """Writes report.md into the folder of each profile; it has a section for each of `paths` in that folder."""
+    """Writes report.md into the folder of each profile; it has a section for each of `paths` in
+    that folder.
+    """
     folders = dict.fromkeys(path.parent for path in paths)
-    reports = {folder: report([path for path in paths if path.parent == folder], sort_by) for folder in folders}
-    return [path for folder, each in reports.items() for path in each.write(folder, "report", ("md",), "--generate-report")]
+    reports = {
+        folder: report([path for path in paths if path.parent == folder], sort_by)
+        for folder in folders
+    }
+    return [
+        path
+        for folder, each in reports.items()
+        for path in each.write(folder, "report", ("md",), "--generate-report")
+    ]
 
 
 def operators(profile: Profile, sort_by: str | None = None) -> Report:
@@ -67,18 +87,30 @@ def add_section(report: Report, path: Path, profile: Profile, sort_by: str | Non
     where = "on the GPU" if profile["kernels"] else "in operators on the CPU"
     report.table(*span_rows(profile), title=f"Time {where} in a mean step")
     if profile["kernels"]:
-        header, rows = kernel_rows(summary(pytorch.read_profile(path, profile)), "kernel", profile["profiled_steps"])
-        report.table(header, rows, title=_title("Kernels", profile, rows), code=["kernel"], top=ROWS)
+        header, rows = kernel_rows(
+            summary(pytorch.read_profile(path, profile)), "kernel", profile["profiled_steps"]
+        )
+        report.table(
+            header, rows, title=_title("Kernels", profile, rows), code=["kernel"], top=ROWS
+        )
         idle = f"{step_profile.idle_percent(profile):.1f} % of the step"
-        report.text(f"{launches(profile)} The GPU is idle {idle}. It idles less without the profiler, which slows the host.")
+        report.text(
+            f"{launches(profile)} The GPU is idle {idle}. It idles less without the profiler, which slows the host."
+        )
     memory_use.add_section(report, profile)
     _add_operators(report, profile, sort_by)
 
 
 def _add_operators(report: Report, profile: Profile, sort_by: str | None) -> None:
     header, rows, column = operator_rows(profile, sort_by)
-    rows = [[round(cell, 4) if isinstance(cell, float) else cell for cell in row] for row in rows]  # no 3.81e-06 MiB
-    report.table(header, rows, title=f"{_title('Operators', profile, rows)}, sorted by {LABELS[column]}", top=ROWS)
+    # no 3.81e-06 MiB
+    rows = [[round(cell, 4) if isinstance(cell, float) else cell for cell in row] for row in rows]
+    report.table(
+        header,
+        rows,
+        title=f"{_title('Operators', profile, rows)}, sorted by {LABELS[column]}",
+        top=ROWS,
+    )
     if "operator_flops" in profile:
         report.text(FLOPS_NOTE)
 
@@ -88,15 +120,21 @@ def _title(what: str, profile: Profile, rows: list) -> str:
     return f"{what}{part} in a mean step, {min(ROWS, len(rows))} of {len(rows)}"
 
 
-def operator_rows(profile: Profile, sort_by: str | None = None) -> tuple[list[str], list[list[Any]], str]:
-    """The operators of a profile, added up over spans, phases and shapes: header, rows (largest first, per step), and the key of
-    an operator by which they are sorted.
+def operator_rows(
+    profile: Profile, sort_by: str | None = None
+) -> tuple[list[str], list[list[Any]], str]:
+    """The operators of a profile, added up over spans, phases and shapes: header, rows (largest
+    first, per step), and the key of an operator by which they are sorted.
     """
-    on_gpu, steps = bool(profile["kernels"]), profile["profiled_steps"]
+    on_gpu = bool(profile["kernels"])
+    steps = profile["profiled_steps"]
     column = SORT_KEYS[sort_by or "self_device_time_total"]
     if not on_gpu:
         column = column.replace("device", "cpu")
-    added = pandas.DataFrame(profile["operators"]).groupby("name", sort=False)[list(LABELS)].sum() / steps
+    added = (
+        pandas.DataFrame(profile["operators"]).groupby("name", sort=False)[list(LABELS)].sum()
+        / steps
+    )
     added = added.sort_values(column, ascending=False, kind="stable")
     times = ["self_cpu_us", "cpu_us", *(["self_device_us", "device_us"] if on_gpu else [])]
     own = added["self_device_us" if on_gpu else "self_cpu_us"]
@@ -112,23 +150,38 @@ def operator_rows(profile: Profile, sort_by: str | None = None) -> tuple[list[st
 
 
 def span_rows(profile: Profile) -> tables.Table:
-    """Header and rows of the time of a mean step by span, and the time outside all operators (on a GPU: when it is idle)."""
-    on_gpu, wall = bool(profile["kernels"]), sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
+    """Header and rows of the time of a mean step by span, and the time outside all operators (on a
+    GPU: when it is idle).
+    """
+    on_gpu = bool(profile["kernels"])
+    wall = sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
     unit, factor = tables.time_unit(wall)
     body: list[list[Any]] = [
         [span, phases.get("forward", 0.0), phases.get("backward", 0.0), sum(phases.values())]
         for span, phases in step_profile.span_milliseconds(profile).items()
     ]
     if not profile["attention_only"]:
-        covered = profile["device_busy_us"] / profile["profiled_steps"] / 1e3 if on_gpu else sum(row[3] for row in body)
-        body.append(["idle GPU" if on_gpu else "outside operators (Python)", None, None, wall - covered])
+        covered = (
+            profile["device_busy_us"] / profile["profiled_steps"] / 1e3
+            if on_gpu
+            else sum(row[3] for row in body)
+        )
+        body.append(
+            ["idle GPU" if on_gpu else "outside operators (Python)", None, None, wall - covered]
+        )
     header = ["span", *(f"{name} {unit}" for name in ("forward", "backward", "total")), "% of step"]
-    return header, [[row[0], *(ms and ms * factor for ms in row[1:]), 100 * row[3] / wall] for row in body]
+    return header, [
+        [row[0], *(ms and ms * factor for ms in row[1:]), 100 * row[3] / wall] for row in body
+    ]
 
 
 def conditions(profile: Profile) -> str:
-    """Version and conditions of a profiled run, and the time of a step with and without the profiler."""
-    run, steps, timed = profile["run"], profile["profiled_steps"], profile["run"]["step_ms"]
+    """Version and conditions of a profiled run, and the time of a step with and without the
+    profiler.
+    """
+    run = profile["run"]
+    steps = profile["profiled_steps"]
+    timed = profile["run"]["step_ms"]
     clean = f"unprofiled: median {tables.format_time(timed['median'])}, {tables.counted(timed['count'], 'step')}"
     return (
         f"{run['version']}, {run_facts.describe(run)}; {tables.counted(steps, 'profiled step')} of "

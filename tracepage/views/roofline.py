@@ -1,9 +1,11 @@
-"""The roofline of a device, and measured work under it (Williams, Waterman and Patterson 2009, doi:10.1145/1498765.1498785).
+"""The roofline of a device, and measured work under it (Williams, Waterman and Patterson 2009,
+doi:10.1145/1498765.1498785).
 
-Work of F FLOPs that moves B bytes has the arithmetic intensity F / B, and a rate of at most min(peak FLOP/s, F / B x bytes/s).
-Left of the ridge point, peak FLOP/s / bytes/s, it is memory-bound, right of it compute-bound. Peak and bandwidth are those of a
-large matrix product in the run's precision and of a large copy, measured, never those of a data sheet. FLOPs and bytes follow
-from the shapes of the operators (`operators.cost`), with every tensor moved once.
+Work of F FLOPs that moves B bytes has the arithmetic intensity F / B, and a rate of at most
+min(peak FLOP/s, F / B x bytes/s). Left of the ridge point, peak FLOP/s / bytes/s, it is
+memory-bound, right of it compute-bound. Peak and bandwidth are those of a large matrix product in
+the run's precision and of a large copy, measured, never those of a data sheet. FLOPs and bytes
+follow from the shapes of the operators (`operators.cost`), with every tensor moved once.
 """
 
 import textwrap
@@ -21,7 +23,19 @@ from tracepage.show.report import PAGE_INCHES, Report
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-HEADER = ["group", "name", "GFLOP", "MB", "FLOP/byte", "ridge", "side", "ms", "TFLOP/s", "GB/s", "% of bound"]
+HEADER = [
+    "group",
+    "name",
+    "GFLOP",
+    "MB",
+    "FLOP/byte",
+    "ridge",
+    "side",
+    "ms",
+    "TFLOP/s",
+    "GB/s",
+    "% of bound",
+]
 HOW_TO_READ = (
     "FLOPs and bytes follow from the shapes, with every tensor moved once. `side` is the ceiling that binds at this intensity, "
     "and `% of bound` the rate relative to it. Above 100 % data came from a cache, or the work ran in another precision than the "
@@ -30,7 +44,9 @@ HOW_TO_READ = (
 
 
 class Point(NamedTuple):
-    """Timed work: FLOPs, bytes and seconds of the same calls. FLOPs and bytes are None where they are not known."""
+    """Timed work: FLOPs, bytes and seconds of the same calls. FLOPs and bytes are None where they
+    are not known.
+    """
 
     name: str
     flops: float | None
@@ -40,22 +56,28 @@ class Point(NamedTuple):
 
 
 def report(points: Sequence[Point], ceilings: Ceilings | None, conditions: str) -> Report:
-    """The intensity of a mean step by span and by operator (`from_profile`); it writes roofline.csv and roofline.png."""
+    """The intensity of a mean step by span and by operator (`from_profile`); it writes roofline.csv
+    and roofline.png.
+    """
     result = Report("Computational intensity of a mean step")
     result.text(f"{conditions}.", f"{describe(ceilings)}.")
-    result.figure(lambda: figure(points, ceilings, conditions), "roofline", "Roofline of a mean step")
+    result.figure(
+        lambda: figure(points, ceilings, conditions), "roofline", "Roofline of a mean step"
+    )
     result.table(*table(points, ceilings), csv="roofline", least=["ridge", "MB"])
     result.text(HOW_TO_READ)
     return result
 
 
 def from_profile(profile: Profile, top: int = 10) -> list[Point]:
-    """A mean step by span (group `span`), and its `top` longest operators by name (group `operator`), the longest first.
+    """A mean step by span (group `span`), and its `top` longest operators by name (group
+    `operator`), the longest first.
 
-    The time of a span is that of all its operators, with views and other overhead. Operators whose cost is not known, such as
-    code of torch.compile, are separated from the rest of their span.
+    The time of a span is that of all its operators, with views and other overhead. Operators whose
+    cost is not known, such as code of torch.compile, are separated from the rest of their span.
     """
-    spans, names = defaultdict(list), defaultdict(list)
+    spans = defaultdict(list)
+    names = defaultdict(list)
     for row in operators.rows(profile):
         spans[row.span if row.flops is not None else f"{row.span}, cost not known"].append(row)
         if row.works:
@@ -89,7 +111,9 @@ def ridge(ceilings: Ceilings) -> float:
 def describe(ceilings: Ceilings | None) -> str:
     """The ceilings, their origin, and the ridge point."""
     ceilings = measured(ceilings)
-    meet, bandwidth = map(tables.format_number, (ridge(ceilings), ceilings["bytes_per_second"] / 1e9))
+    meet, bandwidth = map(
+        tables.format_number, (ridge(ceilings), ceilings["bytes_per_second"] / 1e9)
+    )
     peak = tables.format_rate(ceilings["flops_per_second"])
     work = f"{ceilings['precision']} {ceilings.get('work', 'GEMM')}"
     return f"measured ceilings: {work} {peak}, copy {bandwidth} GB/s; ridge point {meet} FLOP/byte"
@@ -98,59 +122,112 @@ def describe(ceilings: Ceilings | None) -> str:
 def table(points: Sequence[Point], ceilings: Ceilings | None) -> tables.Table:
     """Header and a row for each point; cells are None where FLOPs and bytes are not known, or 0.
 
-    `side` is the ceiling that binds at this intensity, `% of bound` the shortest time under it over the measured time.
+    `side` is the ceiling that binds at this intensity, `% of bound` the shortest time under it over
+    the measured time.
     """
     ceilings = measured(ceilings)
-    meet, rows = ridge(ceilings), []
+    meet = ridge(ceilings)
+    rows = []
     for point in points:
         work: list[object] = [None] * 4
         rates: list[object] = [None] * 3
         if point.bytes and point.flops is not None:
             intensity = point.flops / point.bytes
-            work = [point.flops / 1e9, point.bytes / 1e6, intensity, "memory" if intensity < meet else "compute"]
+            work = [
+                point.flops / 1e9,
+                point.bytes / 1e6,
+                intensity,
+                "memory" if intensity < meet else "compute",
+            ]
             least = operators.least_seconds(point.flops, point.bytes, ceilings)
-            rates = [point.flops / point.seconds / 1e12, point.bytes / point.seconds / 1e9, 100 * least / point.seconds]
-        rows.append([point.group or None, point.name, *work[:3], meet, work[3], 1e3 * point.seconds, *rates])
+            rates = [
+                point.flops / point.seconds / 1e12,
+                point.bytes / point.seconds / 1e9,
+                100 * least / point.seconds,
+            ]
+        rows.append(
+            [point.group or None, point.name, *work[:3], meet, work[3], 1e3 * point.seconds, *rates]
+        )
     return HEADER, rows
 
 
 def draw_roof(axes: Axes, ceilings: Ceilings, intensities: Iterable[float]) -> None:
-    """The roof over these intensities (FLOP/byte), on logarithmic axes in TFLOP/s, with the names of its two regions."""
-    meet, peak = ridge(ceilings), ceilings["flops_per_second"] / 1e12
+    """The roof over these intensities (FLOP/byte), on logarithmic axes in TFLOP/s, with the names
+    of its two regions.
+    """
+    meet = ridge(ceilings)
+    peak = ceilings["flops_per_second"] / 1e12
     intensities = [meet, *intensities]
-    low, high = min(intensities) / 4, max(intensities) * 4
+    low = min(intensities) / 4
+    high = max(intensities) * 4
     axes.plot([low, meet, high], [low / meet * peak, peak, peak], color=plots.BLACK, linewidth=1.5)
     axes.axvline(meet, color="0.6", linestyle=":", linewidth=1)
-    axes.set(xscale="log", yscale="log", xlim=(low, high), xlabel="arithmetic intensity, FLOP/byte", ylabel="TFLOP/s")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlim=(low, high),
+        xlabel="arithmetic intensity, FLOP/byte",
+        ylabel="TFLOP/s",
+    )
     axes.grid(True, which="both", color="0.9")
     axes.update_datalim([(meet, 4 * peak)])  # room above the roof, for the names of the regions
     for name, side, offset in (("memory-bound", "right", -5), ("compute-bound", "left", 5)):
         axes.annotate(
-            name, (meet, 1), (offset, -4), xycoords=("data", "axes fraction"), textcoords="offset points", ha=side, va="top",
-            fontsize=8, color="0.3",
-        )  # fmt: skip
+            name,
+            (meet, 1),
+            (offset, -4),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha=side,
+            va="top",
+            fontsize=8,
+            color="0.3",
+        )
 
 
 def figure(points: Sequence[Point], ceilings: Ceilings | None, title: str = "Roofline") -> Figure:
     """The roof, and each point at its rate.
 
-    Points without FLOPs, such as copies, have no place on these axes, and points below 1 % of the time of their group are left
-    out; the table has all points.
+    Points without FLOPs, such as copies, have no place on these axes, and points below 1 % of the
+    time of their group are left out; the table has all points.
     """
     ceilings = measured(ceilings)
     whole: dict[str, float] = defaultdict(float)
     for point in points:
         whole[point.group] += point.seconds
-    drawn = [point for point in points if point.flops and point.bytes and point.seconds >= 0.01 * whole[point.group]]
+    drawn = [
+        point
+        for point in points
+        if point.flops and point.bytes and point.seconds >= 0.01 * whole[point.group]
+    ]
     result = plots.new(PAGE_INCHES, 4.6 + 0.2 * len(drawn))
     axes = result.add_subplot()
-    draw_roof(axes, ceilings, [point.flops / point.bytes for point in drawn if point.flops and point.bytes])
+    draw_roof(
+        axes,
+        ceilings,
+        [point.flops / point.bytes for point in drawn if point.flops and point.bytes],
+    )
     for number, point in enumerate(drawn):
-        flops, moved = point.flops or 0, point.bytes or 1
-        achieved, possible = (flops / 1e12 / s for s in (point.seconds, operators.least_seconds(flops, moved, ceilings)))
+        flops = point.flops or 0
+        moved = point.bytes or 1
+        achieved, possible = (
+            flops / 1e12 / s
+            for s in (point.seconds, operators.least_seconds(flops, moved, ceilings))
+        )
         label = f"{point.group} {point.name}: {tables.format_number(100 * achieved / possible)} %".strip()
-        axes.plot(flops / moved, achieved, markersize=8, linestyle="none", label=label, **plots.style(number))  # type: ignore[arg-type]
-    axes.set_title("\n".join([*textwrap.wrap(title, 70), *textwrap.wrap(describe(ceilings), 70)]), fontsize=8)
+        axes.plot(
+            flops / moved,
+            achieved,
+            markersize=8,
+            linestyle="none",
+            label=label,
+            **plots.style(number),
+        )  # type: ignore[arg-type]
+    axes.set_title(
+        "\n".join([*textwrap.wrap(title, 70), *textwrap.wrap(describe(ceilings), 70)]), fontsize=8
+    )
     if drawn:
-        result.legend(loc="outside lower center", fontsize=8, title="% of its bound", title_fontsize=8)
+        result.legend(
+            loc="outside lower center", fontsize=8, title="% of its bound", title_fontsize=8
+        )
     return result

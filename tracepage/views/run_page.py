@@ -1,4 +1,5 @@
-"""The page of a run: what limits its step, where the time goes, a timeline, and the reports for which its file has the numbers.
+"""The page of a run: what limits its step, where the time goes, a timeline, and the reports for
+which its file has the numbers.
 
     profile, with its trace beside it    everything, against the ceilings that the run measured
     trace of torch.profiler              timeline, time by span, kernels, memory, critical path
@@ -14,7 +15,14 @@ from typing import Any, cast
 
 from tracepage.cost.optimization_targets import read_step
 from tracepage.errors import UsageError
-from tracepage.readers import chrome_trace, graph_replays, kernel_names, load_kernels, pytorch, trace_events
+from tracepage.readers import (
+    chrome_trace,
+    graph_replays,
+    kernel_names,
+    load_kernels,
+    pytorch,
+    trace_events,
+)
 from tracepage.readers.chrome_trace import Trace
 from tracepage.readers.kernel_table import Kernels
 from tracepage.records import run_record, step_profile
@@ -34,7 +42,9 @@ from tracepage.views import (
     timeline,
 )
 
-TOP, CHANGES = 25, 10  # rows in the tables of kernels and events, and of changes
+# rows in the tables of kernels and events, and of changes
+TOP = 25
+CHANGES = 10
 EVENTS_BY_NAME = "Events by name"  # the last section of a trace of another program
 HOW_TO_READ = "Press an event for its numbers, or a name with a colour to see only its events. Ctrl and the wheel zoom."
 LIMITS = "The step against its limits"
@@ -43,9 +53,12 @@ GRAPHS = "It launches graphs already, so see the gaps in the timeline"
 
 
 def of_run(path: Path, trace: Trace | None) -> Report:
-    """The page of a profile, made from `trace`, with the spans of captured kernels (None if it is gone)."""
+    """The page of a profile, made from `trace`, with the spans of captured kernels (None if it is
+    gone).
+    """
     step = read_step(path)
-    profile, run = step.profile, step.profile["run"]
+    profile = step.profile
+    run = step.profile["run"]
     processes = run_record.processes(run)
     title = f"{run['version']} {run['training']['preset']} {run['precision']['compute']}, {run['device']['name']}"
     result = Report(f"{title}, {processes} processes" if processes > 1 else title)
@@ -55,16 +68,31 @@ def of_run(path: Path, trace: Trace | None) -> Report:
     parts = bottlenecks.report(step, path)
     result.include(parts, "", "time-of-the-step-by-span", "time-of-attention")
     if trace:
-        _add_timeline(result, timeline.of_trace(trace), f"profiled steps: {profile['profiled_steps']}")
+        _add_timeline(
+            result, timeline.of_trace(trace), f"profiled steps: {profile['profiled_steps']}"
+        )
     result.include(parts, "", "the-step-against-its-limits", "targets-of-optimization")
     if profile["kernels"]:
         result.section("Kernels")
-        header, rows = launches.kernel_rows(launches.summary(kernels), "kernel", profile["profiled_steps"])
-        result.table(header, rows, f"A mean step, {min(TOP, len(rows))} of {len(rows)}", code=["kernel"], top=TOP)
+        header, rows = launches.kernel_rows(
+            launches.summary(kernels), "kernel", profile["profiled_steps"]
+        )
+        result.table(
+            header,
+            rows,
+            f"A mean step, {min(TOP, len(rows))} of {len(rows)}",
+            code=["kernel"],
+            top=TOP,
+        )
         result.text(profile_summary.launches(profile))
     if run["ceilings"]:
         points = roofline.from_profile(profile)
-        result.include(roofline.report(points, run["ceilings"], "The parts and the longest operators of a mean step"), "Roofline")
+        result.include(
+            roofline.report(
+                points, run["ceilings"], "The parts and the longest operators of a mean step"
+            ),
+            "Roofline",
+        )
     result.include(parts, "", "the-operators-that-take-longest")
     result.section("Memory")
     memory_use.add_section(result, profile)
@@ -79,13 +107,19 @@ def of_run(path: Path, trace: Trace | None) -> Report:
 
 def of_trace(path: Path, trace: Trace) -> Report:
     """The page of a trace of torch.profiler, whoever made it."""
-    result, kernels, steps = Report(path.name), pytorch.read_trace(path, trace), len(trace.steps)
+    result = Report(path.name)
+    kernels = pytorch.read_trace(path, trace)
+    steps = len(trace.steps)
     sums = chrome_trace.profile_tables(trace)
     idle = step_profile.idle_percent(sums) if steps else launches.idle_percent(kernels)
-    result.text(launches.verdict(kernels, idle, GRAPHS if trace.kernels.graph.notna().any() else FEWER))
+    result.text(
+        launches.verdict(kernels, idle, GRAPHS if trace.kernels.graph.notna().any() else FEWER)
+    )
     if steps:
         _add_step(result, trace, sums, idle)
-    _add_timeline(result, timeline.of_trace(trace), f"profiled steps: {steps}" if steps else "all events")
+    _add_timeline(
+        result, timeline.of_trace(trace), f"profiled steps: {steps}" if steps else "all events"
+    )
     result.include(launches.report(kernels, TOP), "Kernels")
     if len(trace.memory):
         result.section("Memory")
@@ -101,22 +135,36 @@ def of_kernels(path: Path, kernels: Kernels) -> Report:
     if events := timeline.of_kernels(kernels):
         _add_timeline(result, events, "all launches")
     result.include(launches.report(kernels, TOP), "Kernels")
-    if kernels.source in ("ncu", "rocprof-compute") and not isinstance(rows := bandwidth.from_counters(kernels), str) and rows:
+    if (
+        kernels.source in ("ncu", "rocprof-compute")
+        and not isinstance(rows := bandwidth.from_counters(kernels), str)
+        and rows
+    ):
         result.include(bandwidth.report(bandwidth.read(path)), "Memory traffic")
     return result
 
 
 def of_events(path: Path) -> Report:
     """The page of any other Chrome trace."""
-    result, (events, table, damaged) = Report(path.name), timeline.of_events(path)
-    sums = table.groupby("name", sort=False).duration.agg(["size", "sum"]).sort_values("sum", ascending=False, kind="stable")
+    result = Report(path.name)
+    (events, table, damaged) = timeline.of_events(path)
+    sums = (
+        table.groupby("name", sort=False)
+        .duration.agg(["size", "sum"])
+        .sort_values("sum", ascending=False, kind="stable")
+    )
     unit, factor = tables.time_unit(sums["sum"].max() / 1e3)
     rows = [[name, calls, us / 1e3 * factor] for name, calls, us in sums.itertuples()]
-    left_out = f" Left out: {tables.counted(damaged, 'event')} without a name, a time or an end." * (damaged > 0)
+    left_out = (
+        f" Left out: {tables.counted(damaged, 'event')} without a name, a time or an end."
+        * (damaged > 0)
+    )
     result.text(f"Events: {len(table):,}; tracks: {len(events['tracks'])}.{left_out}")
     _add_timeline(result, events, "all events")
     result.section(EVENTS_BY_NAME)
-    title = f"The {min(TOP, len(rows))} of {len(rows)} names that take longest, with what they enclose"
+    title = (
+        f"The {min(TOP, len(rows))} of {len(rows)} names that take longest, with what they enclose"
+    )
     result.table(["event", "calls", unit], rows, title, code=["event"], top=TOP)
     return result
 
@@ -124,22 +172,31 @@ def of_events(path: Path) -> Report:
 def _add_timeline(result: Report, events: dict[str, Any], name: str) -> None:
     result.section("Timeline")
     result.timeline(events, name)
-    left_out = f" The {events['left_out']:,} shortest events are left out." if events["left_out"] else ""
+    left_out = (
+        f" The {events['left_out']:,} shortest events are left out." if events["left_out"] else ""
+    )
     result.text(HOW_TO_READ + left_out)
 
 
 def _add_step(result: Report, trace: Trace, sums: Sums, idle: float | None) -> None:
     """Adds the time of a mean step by span, or by kind of work where a GPU's kernels have no spans."""
-    kernels, whole = trace.kernels[trace.kernels.step >= 0], sum(sums["step_us"])
+    kernels = trace.kernels[trace.kernels.step >= 0]
+    whole = sum(sums["step_us"])
     if idle is None or timeline.spanned(trace):
         result.section("Time of the step by span")
         result.table(*profile_summary.span_rows(cast(Profile, {"attention_only": False, **sums})))
     else:
-        us = kernels.duration_us.groupby(kernels.name.map(kernel_names.kind)).sum().sort_values(ascending=False)
+        us = (
+            kernels.duration_us.groupby(kernels.name.map(kernel_names.kind))
+            .sum()
+            .sort_values(ascending=False)
+        )
         shares = [*(100 * us / whole).items(), (bottlenecks.IDLE, idle)]
         ms = whole / 1e3 / len(trace.steps)
         result.section("Time of the step by kind of work")
-        result.table(["kind", "ms", "% of step"], [[name, share / 100 * ms, share] for name, share in shares])
+        result.table(
+            ["kind", "ms", "% of step"], [[name, share / 100 * ms, share] for name, share in shares]
+        )
     result.text(*bottlenecks.overlap(kernels.duration_us.sum(), sums["device_busy_us"]))
 
 
@@ -156,21 +213,36 @@ def build(path: Path) -> Report:
         trace = path.parent / step_profile.read(path)["trace"]
         return of_run(path, graph_replays.load(trace) if trace.exists() else None)
     if source == "pytorch-trace":
-        return of_trace(path, graph_replays.load(path)) if trace_events.is_of_pytorch(path) else of_events(path)
+        return (
+            of_trace(path, graph_replays.load(path))
+            if trace_events.is_of_pytorch(path)
+            else of_events(path)
+        )
     return of_kernels(path, load_kernels.load(path))
 
 
 def compare(paths: Sequence[Path]) -> Report:
-    """The page of two files: their timelines on one scale, what limits each step, and the launches that went and came."""
+    """The page of two files: their timelines on one scale, what limits each step, and the launches
+    that went and came.
+    """
     both = [build(path) for path in paths]
     sections = [section for report in both for section in report.sections]
-    timelines = [item.content for section in sections for item in section.items if item.kind == "timeline"]
+    timelines = [
+        item.content for section in sections for item in section.items if item.kind == "timeline"
+    ]
     have_kernels = not any(section.title == EVENTS_BY_NAME for section in sections)
     if len(timelines) < 2 and not have_kernels:
-        raise UsageError(f"{paths[0]} and {paths[1]} have nothing in common: give two profiles or traces")
+        raise UsageError(
+            f"{paths[0]} and {paths[1]} have nothing in common: give two profiles or traces"
+        )
     result = Report(" and ".join(dict.fromkeys(report.title for report in both)))
     result.section("Runs")
-    result.facts([(str(i), f"{path}. {both[i - 1].sections[0].items[0].content}") for i, path in enumerate(paths, 1)])
+    result.facts(
+        [
+            (str(i), f"{path}. {both[i - 1].sections[0].items[0].content}")
+            for i, path in enumerate(paths, 1)
+        ]
+    )
     if timelines:
         result.section("Timeline")
         for number, (name, events) in enumerate(timelines, 1):
@@ -184,5 +256,7 @@ def compare(paths: Sequence[Path]) -> Report:
         result.text(run_facts.ONE_PROCESS)
     if have_kernels:
         result.section("Launches")
-        launch_changes.add_section(result, launch_changes.compare(paths[0], paths[1], may_differ=True), "changes", CHANGES)
+        launch_changes.add_section(
+            result, launch_changes.compare(paths[0], paths[1], may_differ=True), "changes", CHANGES
+        )
     return result

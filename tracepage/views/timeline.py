@@ -1,4 +1,5 @@
-"""The events of a trace as the page of a run draws them: a track for each thread of the host and each stream of a GPU.
+"""The events of a trace as the page of a run draws them: a track for each thread of the host and
+each stream of a GPU.
 
 A timeline is plain JSON, times in ns since its first event:
 
@@ -42,12 +43,18 @@ class Event(NamedTuple):
 
 def spanned(trace: Trace) -> bool:
     """Whether the model's spans are in the trace."""
-    return bool((trace.kernels if len(trace.kernels) else trace.operators).span.isin(FORWARD_SPANS).any())
+    return bool(
+        (trace.kernels if len(trace.kernels) else trace.operators).span.isin(FORWARD_SPANS).any()
+    )
 
 
 def of_trace(trace: Trace) -> dict[str, Any]:
-    """The profiled steps, or all of a trace without steps; groups are spans or, where there are none, kinds of work."""
-    stepped, (kernels, calls) = len(trace.steps) > 0, (trace.kernels, trace.operators)
+    """The profiled steps, or all of a trace without steps; groups are spans or, where there are
+    none, kinds of work.
+    """
+    stepped = len(trace.steps) > 0
+    kernels = trace.kernels
+    calls = trace.operators
     kernels = kernels[kernels.step >= 0] if stepped else kernels
     with_spans = spanned(trace)
 
@@ -60,7 +67,8 @@ def of_trace(trace: Trace) -> dict[str, Any]:
         return tuple(pair for pair in pairs if pair[1] not in ("", "[]"))
 
     found: list[Event] = []
-    names, shapes = calls.name.to_numpy(), calls.input_shapes.to_numpy()
+    names = calls.name.to_numpy()
+    shapes = calls.input_shapes.to_numpy()
     backward = {event.thread for event in trace.host if event.phase == "forward"}
     for event in trace.host:
         if (event.step < 0 and stepped) or event.kind == "memory":
@@ -69,21 +77,41 @@ def of_trace(trace: Trace) -> dict[str, Any]:
         place = track, event.start, event.duration, event.name
         if event.kind == "operator":
             own = detail("", event.span or "", event.phase or "", ("", event.shapes))
-            found.append(Event(*place, group(event.name, event.span or ""), own, event.duration - event.children_us))
+            found.append(
+                Event(
+                    *place,
+                    group(event.name, event.span or ""),
+                    own,
+                    event.duration - event.children_us,
+                )
+            )
         elif event.kind == "launch":
             found.append(Event(*place, "launch" if "Launch" in event.name else "runtime call"))
         else:
-            found.append(Event(*place, event.name if with_spans and event.name in SPANS else "other"))
+            found.append(
+                Event(*place, event.name if with_spans and event.name in SPANS else "other")
+            )
     streams = kernels.stream.nunique()
     for name, start, duration, stream, span, phase, delay, chain in zip(
-        kernels.name, kernels.start_us, kernels.duration_us, kernels.stream, kernels.span, kernels.phase,
-        kernels.launch_delay_us, kernels.operators, strict=True,
-    ):  # fmt: skip
+        kernels.name,
+        kernels.start_us,
+        kernels.duration_us,
+        kernels.stream,
+        kernels.span,
+        kernels.phase,
+        kernels.launch_delay_us,
+        kernels.operators,
+        strict=True,
+    ):
         own = detail(name, span, phase, (names[chain[0]], shapes[chain[0]]) if chain else ("", ""))
         beside = -1e-3 if delay != delay else delay
         track = f"GPU, {streams} streams" if streams > STREAMS else f"GPU, stream {stream}"
-        found.append(Event(track, start, duration, short_name(name), group(name, span), own, beside, True))
-    return _timeline(found, [(f"step {number}", *times) for number, times in enumerate(trace.step_times(), 1)])
+        found.append(
+            Event(track, start, duration, short_name(name), group(name, span), own, beside, True)
+        )
+    return _timeline(
+        found, [(f"step {number}", *times) for number, times in enumerate(trace.step_times(), 1)]
+    )
 
 
 def of_kernels(kernels: Kernels) -> dict[str, Any] | None:
@@ -92,14 +120,19 @@ def of_kernels(kernels: Kernels) -> dict[str, Any] | None:
     if table.start_ns.isna().any() or kernels.are_operators:
         return None
     columns = zip(table.start_ns / 1e3, table.duration_ns / 1e3, table.name, strict=True)
-    return _timeline([
-        Event("GPU", start, us, short_name(name), kind(name), (("in full", name),), on_device=True) for start, us, name in columns
-    ])  # fmt: skip
+    return _timeline(
+        [
+            Event(
+                "GPU", start, us, short_name(name), kind(name), (("in full", name),), on_device=True
+            )
+            for start, us, name in columns
+        ]
+    )
 
 
 def of_events(path: Path) -> tuple[dict[str, Any], pandas.DataFrame, int]:
-    """All timed events of any Chrome trace, by category; a table of them, with those beyond EVENTS; and the number of events that
-    are left out, because they are damaged or have no end.
+    """All timed events of any Chrome trace, by category; a table of them, with those beyond EVENTS;
+    and the number of events that are left out, because they are damaged or have no end.
     """
     labels: dict[str | tuple[str, str], str] = {}  # of a process, and of one of its threads
     found: list[tuple[tuple[str, str], Event]] = []
@@ -107,33 +140,55 @@ def of_events(path: Path) -> tuple[dict[str, Any], pandas.DataFrame, int]:
     damaged = 0
     for event in trace_events.events(path):
         phase = event.get("ph") if isinstance(event, dict) else None
-        process, thread = track = (str(event.get("pid")), str(event.get("tid"))) if phase else ("", "")
+        process, thread = track = (
+            (str(event.get("pid")), str(event.get("tid"))) if phase else ("", "")
+        )
         try:
             if phase == "M" and event["name"] in ("process_name", "thread_name"):
-                labels[process if event["name"] == "process_name" else track] = str(event["args"]["name"])
+                labels[process if event["name"] == "process_name" else track] = str(
+                    event["args"]["name"]
+                )
             elif phase == "B":
                 begun[track].append(event)
             elif phase == "X":
                 found.append((track, _timed(event, event["dur"])))
             elif phase == "E" and begun[track]:
                 first = begun[track].pop()
-                found.append((track, _timed(first | event | {"ts": first["ts"]}, float(event["ts"]) - float(first["ts"]))))
+                found.append(
+                    (
+                        track,
+                        _timed(
+                            first | event | {"ts": first["ts"]},
+                            float(event["ts"]) - float(first["ts"]),
+                        ),
+                    )
+                )
         except (KeyError, TypeError, ValueError, AttributeError):
             damaged += 1
     if not found:
         raise UsageError(f"{path} holds no timed event")
-    names = {track: f"{labels.get(track[0], track[0])}, {labels.get(track, track[1])}" for track, _ in found}
+    names = {
+        track: f"{labels.get(track[0], track[0])}, {labels.get(track, track[1])}"
+        for track, _ in found
+    }
     shared = Counter(names.values())
-    made = [event._replace(track=names[track] + f" ({', '.join(track)})" * (shared[names[track]] > 1)) for track, event in found]
+    made = [
+        event._replace(track=names[track] + f" ({', '.join(track)})" * (shared[names[track]] > 1))
+        for track, event in found
+    ]
     return _timeline(made), pandas.DataFrame(made), damaged + sum(map(len, begun.values()))
 
 
 def _timed(event: dict[str, Any], duration: float | str) -> Event:
-    """An event on no track yet; AMD's rpd2tracing writes times as text. Errors as of `trace_events` where it is damaged."""
+    """An event on no track yet; AMD's rpd2tracing writes times as text. Errors as of `trace_events`
+    where it is damaged.
+    """
     if (us := float(duration)) < 0:
         raise ValueError
     detail = tuple((key, str(value)) for key, value in (event.get("args") or {}).items())
-    return Event("", float(event["ts"]), us, str(event["name"]), str(event.get("cat", "event")), detail)
+    return Event(
+        "", float(event["ts"]), us, str(event["name"]), str(event.get("cat", "event")), detail
+    )
 
 
 def _timeline(found: list[Event], steps: Iterable[tuple[str, float, float]] = ()) -> dict[str, Any]:
@@ -149,12 +204,20 @@ def _timeline(found: list[Event], steps: Iterable[tuple[str, float, float]] = ()
 
     tracks: dict[str, list[int]] = {}
     last: dict[str, int] = {}
-    for event in sorted(kept, key=lambda event: (event.on_device, event.track, event.start, -event.duration)):
+    for event in sorted(
+        kept, key=lambda event: (event.on_device, event.track, event.start, -event.duration)
+    ):
         start = ns(event.start - begin)
-        tracks.setdefault(event.track, []).extend((
-            start - last.get(event.track, 0), ns(event.duration), position("names", event.name),
-            position("groups", event.group), position("details", event.detail), ns(event.beside),
-        ))  # fmt: skip
+        tracks.setdefault(event.track, []).extend(
+            (
+                start - last.get(event.track, 0),
+                ns(event.duration),
+                position("names", event.name),
+                position("groups", event.group),
+                position("details", event.detail),
+                ns(event.beside),
+            )
+        )
         last[event.track] = start
     return {
         "tracks": [{"name": name, "events": events} for name, events in tracks.items()],

@@ -1,4 +1,5 @@
-"""Trains Version 1 with sequence lengths that vary, and shows what the pool of a GPU's memory holds.
+"""Trains Version 1 with sequence lengths that vary, and shows what the pool of a GPU's memory
+holds.
 
 python exercises/fragmentation.py --preset small --seq-len 512   # needs a GPU; a minute
 
@@ -43,7 +44,9 @@ def lengths_of_steps(longest: int, seed: int) -> dict[str, list[int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     cli.add(parser, "--preset", "--batch-size", "--seq-len", "--use-amp", "--seed")
     options = cli.resolve(Options, cli.parse(parser))
     device = devices.select("auto")
@@ -65,7 +68,9 @@ def main() -> None:
         free = memory["reserved_mib"] - memory["peak_mib"]
         share = 100 * free / memory["reserved_mib"]
         rows.append({"lengths": kind, **memory, "free_mib": free, "free_percent": share})
-    measured = record.header("tiny-llama-fragmentation/1", device, precision.name, model=options.model)
+    measured = record.header(
+        "tiny-llama-fragmentation/1", device, precision.name, model=options.model
+    )
     measured |= {"training": {"batch_size": options.batch_size, "longest": options.seq_len}}
     write_measurement(Path("fragmentation.json"), measured | {"pools": rows}, "fragmentation.json")
     header = ["lengths", "allocated MiB", "reserved MiB", "not allocated MiB", "% of reserved"]

@@ -3,9 +3,10 @@
     pytest test_exercises.py                               # starter/, which you fill in
     KERNEL_EXERCISES=solution pytest test_exercises.py     # solution/
 
-A launcher takes your kernel and its inputs, makes the outputs, sets grid and block sizes, and passes pointers, sizes and strides
-in the order of the kernel's arguments. Strides count elements, not bytes. Inputs may be strided: where the kernel takes no stride
-for a gap, the launcher makes a copy. Every output holds NaN, and so does the memory after it: an element that no program wrote
+A launcher takes your kernel and its inputs, makes the outputs, sets grid and block sizes, and
+passes pointers, sizes and strides in the order of the kernel's arguments. Strides count elements,
+not bytes. Inputs may be strided: where the kernel takes no stride for a gap, the launcher makes a
+copy. Every output holds NaN, and so does the memory after it: an element that no program wrote
 stays NaN, and a store after the end fails the test.
 """
 
@@ -26,13 +27,19 @@ load = functools.partial(exercises.load, Path(__file__).parent)
 
 
 def _without_gaps(x: Tensor) -> Tensor:
-    """x with neighbouring elements in its last dimension; its other strides stay where it has them already."""
+    """x with neighbouring elements in its last dimension; its other strides stay where it has them
+    already.
+    """
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def launch_add(kernel: KernelInterface, grid: tuple[int, ...], x: Tensor, y: Tensor, block: int) -> Tensor:
+def launch_add(
+    kernel: KernelInterface, grid: tuple[int, ...], x: Tensor, y: Tensor, block: int
+) -> Tensor:
     """x + y, both [size]; the learner computes the grid."""
-    out, x, y = new_output(x, *x.shape), x.contiguous(), y.contiguous()
+    out = new_output(x, *x.shape)
+    x = x.contiguous()
+    y = y.contiguous()
     launch(kernel, grid, (out,), x, y, out, x.numel(), BLOCK=block)
     return out
 
@@ -64,9 +71,18 @@ def launch_rope(kernel: KernelInterface, x: Tensor, cos: Tensor, sin: Tensor, si
     return out
 
 
-def launch_swiglu_forward(kernel: KernelInterface, gate: Tensor, up: Tensor, block: int = 64) -> Tensor:
-    """y [rows, size] of gate and up [rows, size], rows of both with any stride; one program for `block` elements of a row."""
-    (rows, size), y, gate, up = gate.shape, new_output(gate, *gate.shape), _without_gaps(gate), _without_gaps(up)
+def launch_swiglu_forward(
+    kernel: KernelInterface, gate: Tensor, up: Tensor, block: int = 64
+) -> Tensor:
+    """y [rows, size] of gate and up [rows, size], rows of both with any stride; one program for
+    `block` elements of a row.
+    """
+    (rows, size), y, gate, up = (
+        gate.shape,
+        new_output(gate, *gate.shape),
+        _without_gaps(gate),
+        _without_gaps(up),
+    )
     grid = rows, triton.cdiv(size, block)
     launch(kernel, grid, (y,), gate, up, y, size, gate.stride(0), up.stride(0), BLOCK=block)
     return y
@@ -81,16 +97,33 @@ def launch_swiglu_backward(
         UsageError: dy is not contiguous. The kernel would read the wrong elements.
     """
     if not dy.is_contiguous():
-        raise UsageError(f"dy has strides {dy.stride()} and the kernel takes rows without gaps: pass dy.contiguous()")
+        raise UsageError(
+            f"dy has strides {dy.stride()} and the kernel takes rows without gaps: pass dy.contiguous()"
+        )
     (rows, size), outputs = gate.shape, (new_output(gate, *gate.shape), new_output(up, *up.shape))
-    gate, up = _without_gaps(gate), _without_gaps(up)
+    gate = _without_gaps(gate)
+    up = _without_gaps(up)
     grid = rows, triton.cdiv(size, block)
-    launch(kernel, grid, outputs, gate, up, dy, *outputs, size, gate.stride(0), up.stride(0), BLOCK=block)
+    launch(
+        kernel,
+        grid,
+        outputs,
+        gate,
+        up,
+        dy,
+        *outputs,
+        size,
+        gate.stride(0),
+        up.stride(0),
+        BLOCK=block,
+    )
     return outputs
 
 
 def launch_log_sum_exp(kernel: KernelInterface, x: Tensor, block: int = 16) -> Tensor:
-    """Log-sum-exp of each row of x [rows, size] in float32, rows with any stride; one program per row."""
+    """Log-sum-exp of each row of x [rows, size] in float32, rows with any stride; one program per
+    row.
+    """
     (rows, size), lse, x = x.shape, new_output(x, len(x), dtype=torch.float32), _without_gaps(x)
     launch(kernel, (rows,), (lse,), x, lse, size, x.stride(0), BLOCK=block)
     return lse
@@ -106,17 +139,35 @@ def launch_attention(
         k, v: [B, K, S, Dh], K divides H.
 
     Returns:
-        o [B, H, S, Dh] with the dtype of q, log-sum-exp [B, H, S] in float32, and the number of key blocks that each program
-        read, [B, H, ceil(S / block_m)] in int32, -1 if the kernel does not store it.
+        o [B, H, S, Dh] with the dtype of q, log-sum-exp [B, H, S] in float32, and the number of key
+        blocks that each program read, [B, H, ceil(S / block_m)] in int32, -1 if the kernel does not
+        store it.
     """
     q, k, v = map(_without_gaps, (q, k, v))
     batch, heads, length, head_dim = q.shape
     programs = triton.cdiv(length, block_m)
-    o, lse = new_output(q, *q.shape), new_output(q, batch, heads, length, dtype=torch.float32)
+    o = new_output(q, *q.shape)
+    lse = new_output(q, batch, heads, length, dtype=torch.float32)
     visited = torch.full((batch, heads, programs), -1, dtype=torch.int32, device=q.device)
     launch(
-        kernel, (programs, batch * heads), (o, lse), q, k, v, o, lse, visited, length, 1 / math.sqrt(head_dim),
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        H=heads, GROUPS=heads // k.shape[1], DIM=head_dim, BLOCK_M=block_m, BLOCK_N=block_n,
-    )  # fmt: skip
+        kernel,
+        (programs, batch * heads),
+        (o, lse),
+        q,
+        k,
+        v,
+        o,
+        lse,
+        visited,
+        length,
+        1 / math.sqrt(head_dim),
+        *q.stride()[:3],
+        *k.stride()[:3],
+        *v.stride()[:3],
+        H=heads,
+        GROUPS=heads // k.shape[1],
+        DIM=head_dim,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+    )
     return o, lse, visited

@@ -1,10 +1,11 @@
-"""Times launches on the host, for the problem (explanations): what one costs in PyTorch, Triton, a compiled and a captured graph.
+"""Times launches on the host, for the problem (explanations): what one costs in PyTorch, Triton, a
+compiled and a captured graph.
 
     python launch_cost.py                     # needs a GPU; two to four minutes, most of them torch.compile's
     python launch_cost.py --presets tiny
 
-Nothing waits for the GPU while the host is timed, and the kernels of calls and chains are shorter than their launches. The file
-launch_cost.json has three lists:
+Nothing waits for the GPU while the host is timed, and the kernels of calls and chains are shorter
+than their launches. The file launch_cost.json has three lists:
 
     calls     one launch, with less and more of Python around it
     chains    x = silu(x W) x, 20 times over with its gradient: eager, compiled, with Version 3's kernel, and that captured
@@ -51,7 +52,9 @@ VERSIONS = {  # file and flags
 
 
 def host_us(function: Callable[[], object], calls: int) -> float:
-    """Microseconds of the host for a call, the median of seven rounds; the GPU catches up between the rounds."""
+    """Microseconds of the host for a call, the median of seven rounds; the GPU catches up between
+    the rounds.
+    """
     times = []
     for _ in range(8):  # the first warms up
         torch.cuda.synchronize()
@@ -73,12 +76,18 @@ def calls(device: torch.device) -> list[dict[str, Any]]:
     from version3_triton.kernels.launch_sizes import ceil_div, tile
     from version3_triton.kernels.rms_norm import _rms_norm_forward
 
-    rows, size = 256, 512
-    x, out, weight = (torch.ones(shape, device=device) for shape in ((rows, size), (rows, size), size))
-    y, rstd, square = torch.empty_like(x), torch.empty(rows, device=device), torch.empty(size, size, device=device)
+    rows = 256
+    size = 512
+    x, out, weight = (
+        torch.ones(shape, device=device) for shape in ((rows, size), (rows, size), size)
+    )
+    y = torch.empty_like(x)
+    rstd = torch.empty(rows, device=device)
+    square = torch.empty(size, size, device=device)
     blocks = tile("norm_forward", size, device)
     constants = {"ADD": False, "COPY": False, "ROWS": blocks.rows, "BLOCK": blocks.columns}
-    arguments, grid = (x, None, weight, x, y, rstd, None, rows, size, 1e-6), (ceil_div(rows, blocks.rows), 1, 1)
+    arguments = (x, None, weight, x, y, rstd, None, rows, size, 1e-6)
+    grid = (ceil_div(rows, blocks.rows), 1, 1)
 
     def triton_launch() -> Any:
         return _rms_norm_forward[grid](*arguments, **constants, num_warps=blocks.warps)
@@ -86,9 +95,13 @@ def calls(device: torch.device) -> list[dict[str, Any]]:
     compiled = triton_launch()
     ways: dict[str, Callable[[], object]] = {
         "PyTorch, an operation that has its result's memory": lambda: torch.mul(x, x, out=out),
-        "PyTorch, a matrix product that has its result's memory": lambda: torch.mm(x.T, x, out=square),
+        "PyTorch, a matrix product that has its result's memory": lambda: torch.mm(
+            x.T, x, out=square
+        ),
         "PyTorch, its own RMSNorm": lambda: F.rms_norm(x, (size,), weight, 1e-6),
-        "Triton, a compiled kernel by its handle": lambda: compiled[grid](*arguments, *constants.values(), False),
+        "Triton, a compiled kernel by its handle": lambda: compiled[grid](
+            *arguments, *constants.values(), False
+        ),
         "Triton, the same by kernel[grid]": triton_launch,
         "Version 3's rms_norm around it": lambda: kernels.rms_norm(x, weight, 1e-6),
     }
@@ -104,7 +117,9 @@ def chains(device: torch.device) -> list[dict[str, Any]]:
             value = swiglu(value @ matrix, value)
         return value
 
-    def with_gradient(function: Callable[..., Tensor], swiglu: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], object]:
+    def with_gradient(
+        function: Callable[..., Tensor], swiglu: Callable[[Tensor, Tensor], Tensor]
+    ) -> Callable[[], object]:
         return lambda: torch.autograd.grad(function(x, swiglu).sum(), (x, matrix))
 
     ours = with_gradient(chain, kernels.swiglu)
@@ -113,9 +128,15 @@ def chains(device: torch.device) -> list[dict[str, Any]]:
         "compiled": with_gradient(torch.compile(chain), kernels.reference.swiglu),
         "Version 3's kernel": ours,
     }
-    found = [{"chain": name, "launches": launches(way), "host_us": host_us(way, calls=20)} for name, way in ways.items()]
+    found = [
+        {"chain": name, "launches": launches(way), "host_us": host_us(way, calls=20)}
+        for name, way in ways.items()
+    ]
     captured = host_us(devices.capture_graph(ours), calls=20)
-    return [*found, {"chain": "that, captured", "launches": found[-1]["launches"], "host_us": captured}]
+    return [
+        *found,
+        {"chain": "that, captured", "launches": found[-1]["launches"], "host_us": captured},
+    ]
 
 
 def steps(preset: str, device: torch.device) -> list[dict[str, Any]]:
@@ -125,7 +146,9 @@ def steps(preset: str, device: torch.device) -> list[dict[str, Any]]:
         wanted = version_files.parser(None).parse_args(["--preset", preset, "--use-amp"])
         options: Options = version_files.switched(version, version_files.resolve(wanted), *flags)
         model = version.make_model(options).to(device)
-        step = version.make_step(model, version.make_optimizer(model, options), Precision(device, torch.bfloat16))
+        step = version.make_step(
+            model, version.make_optimizer(model, options), Precision(device, torch.bfloat16)
+        )
         made[name] = functools.partial(step, version_files.random_batch(options, device))
     times: dict[str, list[float]] = {name: [] for name in made}
     for _ in range(5):
@@ -133,14 +156,31 @@ def steps(preset: str, device: torch.device) -> list[dict[str, Any]]:
             times[name] += benchmark(step, device, warmup=5)
     found = []
     for name, step in made.items():
-        ms, count = statistics.median(times[name]), launches(step)
-        found.append({"preset": preset, "version": name, "launches": count, "ms": ms, "us_per_launch": 1e3 * ms / count})
+        ms = statistics.median(times[name])
+        count = launches(step)
+        found.append(
+            {
+                "preset": preset,
+                "version": name,
+                "launches": count,
+                "ms": ms,
+                "us_per_launch": 1e3 * ms / count,
+            }
+        )
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--presets", nargs="*", choices=PRESETS, default=["tiny", "small", "medium"], help="of the whole steps")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--presets",
+        nargs="*",
+        choices=PRESETS,
+        default=["tiny", "small", "medium"],
+        help="of the whole steps",
+    )
     arguments = cli.parse(parser)
     device = devices.select("auto")
     if not devices.is_gpu(device) or kernels.missing(device):

@@ -1,11 +1,13 @@
-"""Tests for the problems of the exercises, the same for starter/ and solution/ (adapter.py selects one).
+"""Tests for the problems of the exercises, the same for starter/ and solution/ (adapter.py selects
+one).
 
     pytest test_exercises.py -k exercise1         # one exercise
     pytest test_exercises.py -k exercise1_b       # one problem
     pytest test_exercises.py -k rope              # the optional one of exercise 1
 
-On a GPU the kernels are compiled. Otherwise Triton's interpreter runs them on the CPU, in float32 and float16: its bfloat16 is
-wrong. The tests compare results with float64. NaN follows the rows and columns of an input, to detect loads after its end.
+On a GPU the kernels are compiled. Otherwise Triton's interpreter runs them on the CPU, in float32
+and float16: its bfloat16 is wrong. The tests compare results with float64. NaN follows the rows and
+columns of an input, to detect loads after its end.
 """
 
 import math
@@ -45,8 +47,12 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return part.copy_(torch.randn(shape))
 
 
-def check(got: Tensor | None, exact: Tensor, dtype: torch.dtype, inside: torch.dtype = torch.float32) -> None:
-    """Asserts the dtype of `got`, and that rounding in the dtype `inside` explains its difference to the float64 result."""
+def check(
+    got: Tensor | None, exact: Tensor, dtype: torch.dtype, inside: torch.dtype = torch.float32
+) -> None:
+    """Asserts the dtype of `got`, and that rounding in the dtype `inside` explains its difference
+    to the float64 result.
+    """
     assert got is not None and got.dtype == dtype
     allowed = ROUNDINGS * torch.finfo(inside).eps * exact.abs().max().item()
     torch.testing.assert_close(got.double(), exact, rtol=torch.finfo(dtype).eps, atol=allowed)
@@ -61,17 +67,22 @@ def test_exercise1_a_add(size, programs):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows, size, shift", [(1, 1, 0), (3, 20, -1000), (5, 37, 0), (2, 1000, 1000)])
+@pytest.mark.parametrize(
+    "rows, size, shift", [(1, 1, 0), (3, 20, -1000), (5, 37, 0), (2, 1000, 1000)]
+)
 def test_exercise1_b_softmax(rows, size, shift, dtype):
     """exp(1000) is infinite and exp(-1000) is 0 in float32."""
     x = random(rows, size, dtype=dtype).add_(shift)
     check(adapter.launch_softmax(basics.softmax_kernel, x), x.double().softmax(1), dtype)
 
 
-ROPE_SHAPES = [(1, 1, 1, 2), (1, 7, 3, 16), (2, 5, 3, 10), (3, 7, 2, 64)]  # Dh / 2 of 5 is no power of two
+# Dh / 2 of 5 is no power of two
+ROPE_SHAPES = [(1, 1, 1, 2), (1, 7, 3, 16), (2, 5, 3, 10), (3, 7, 2, 64)]
 
 
-def rope_inputs(shape: tuple[int, int, int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def rope_inputs(
+    shape: tuple[int, int, int, int], dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     """x [B, S, heads, Dh] with NaN after each token, and tables [S, Dh] of random angles."""
     batch, length, heads, head_dim = shape
     x = random(batch, length, heads * head_dim, dtype=dtype).unflatten(2, (heads, head_dim))
@@ -128,7 +139,10 @@ def gradients(gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows, size", SWIGLU_SHAPES)
 def test_exercise2_b_backward(rows, size, dtype):
-    (gate, up), dy = gate_and_up(rows, size, dtype), torch.randn(rows, size, device=DEVICE).to(dtype)
+    (gate, up), dy = (
+        gate_and_up(rows, size, dtype),
+        torch.randn(rows, size, device=DEVICE).to(dtype),
+    )
     got = adapter.launch_swiglu_backward(swiglu.swiglu_backward_kernel, gate, up, dy)
     for gradient, exact in zip(got, gradients(gate, up, dy), strict=True):
         check(gradient, exact, dtype)
@@ -148,7 +162,9 @@ def test_exercise2_c_function(dtype):
 
 def test_exercise2_c_function_saves_its_inputs_alone():
     saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.data_ptr()), lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: saved.append(x.data_ptr()), lambda x: x
+    ):
         gate, up = (torch.randn(3, 10, device=DEVICE, requires_grad=True) for _ in range(2))
         swiglu.SwiGLU.apply(gate, up)
     assert sorted(saved) == sorted([gate.data_ptr(), up.data_ptr()])
@@ -159,13 +175,23 @@ def test_exercise2_c_function_saves_its_inputs_alone():
 def test_exercise3_a_log_sum_exp(size, step, dtype):
     """With a step, the numbers of each block are far below or above those of the block before."""
     x = random(3, size, dtype=dtype).add_(step * (torch.arange(size, device=DEVICE) // 16))
-    check(adapter.launch_log_sum_exp(flash.log_sum_exp_kernel, x), x.double().logsumexp(1), torch.float32)
+    check(
+        adapter.launch_log_sum_exp(flash.log_sum_exp_kernel, x),
+        x.double().logsumexp(1),
+        torch.float32,
+    )
 
 
-def heads_of_one_product(heads: int, kv_heads: int, length: int, head_dim: int, dtype: torch.dtype = torch.float32):
-    """q, k, v [2, heads, S, Dh] as views of one tensor [2, S, (H + 2 K) Dh], with NaN after each position and each batch."""
+def heads_of_one_product(
+    heads: int, kv_heads: int, length: int, head_dim: int, dtype: torch.dtype = torch.float32
+):
+    """q, k, v [2, heads, S, Dh] as views of one tensor [2, S, (H + 2 K) Dh], with NaN after each
+    position and each batch.
+    """
     qkv = random(2, length, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
-    return qkv.unflatten(-1, (-1, head_dim)).transpose(1, 2).split([heads, kv_heads, kv_heads], dim=1)
+    return (
+        qkv.unflatten(-1, (-1, head_dim)).transpose(1, 2).split([heads, kv_heads, kv_heads], dim=1)
+    )
 
 
 def check_attention(q: Tensor, k: Tensor, v: Tensor, **blocks: int) -> None:
@@ -174,12 +200,15 @@ def check_attention(q: Tensor, k: Tensor, v: Tensor, **blocks: int) -> None:
     wide_k, wide_v = (x.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     scores = q.double() @ wide_k.transpose(2, 3) / math.sqrt(q.shape[3])
     scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
-    check(o, scores.softmax(-1) @ wide_v, q.dtype, inside=q.dtype)  # the factors of the second matmul have that dtype
+    # the factors of the second matmul have that dtype
+    check(o, scores.softmax(-1) @ wide_v, q.dtype, inside=q.dtype)
     check(lse, scores.logsumexp(-1), torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("length, head_dim, factor", [(16, 16, 1), (1, 32, 1), (40, 16, 6), (50, 64, 1)])
+@pytest.mark.parametrize(
+    "length, head_dim, factor", [(16, 16, 1), (1, 32, 1), (40, 16, 6), (50, 64, 1)]
+)
 def test_exercise3_b_attention(length, head_dim, factor, dtype):
     """In float32 the exponential of a score over 88 is infinite."""
     q, k, v = heads_of_one_product(2, 2, length, head_dim, dtype)
@@ -206,5 +235,7 @@ def test_exercise3_d_visited_blocks(length, block_m, block_n):
 @pytest.mark.parametrize("length, block_m, block_n", TILINGS)
 def test_exercise3_d_the_kernel_skips_the_others(length, block_m, block_n):
     q, k, v = heads_of_one_product(1, 1, length, 16)
-    _, _, visited = adapter.launch_attention(flash.attention_forward_kernel, q, k, v, block_m, block_n)
+    _, _, visited = adapter.launch_attention(
+        flash.attention_forward_kernel, q, k, v, block_m, block_n
+    )
     assert visited.sum(-1).unique().tolist() == [flash.visited_blocks(length, block_m, block_n)]

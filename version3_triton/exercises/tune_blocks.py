@@ -99,7 +99,8 @@ def main() -> None:
     for flag, (choices, default) in FLAGS.items():
         parser.add_argument(flag, type=int, nargs="+", choices=choices, default=default)
     options = cli.parse(parser)
-    target, head_dim = options.target, options.head_dim
+    target = options.target
+    head_dim = options.head_dim
     amd = target.startswith("gfx")
     gpu = GPUTarget("hip", target, 64) if amd else GPUTarget("cuda", int(target[3:]), 32)
     sizes = ATTENTION[TARGETS[target][0], 2][64 if head_dim <= 64 else 128]

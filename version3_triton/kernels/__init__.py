@@ -1,6 +1,8 @@
-"""The model's operations outside the matrix products, as plain functions: a Triton kernel each, or the same in PyTorch.
+"""The model's operations outside the matrix products, as plain functions: a Triton kernel each, or
+the same in PyTorch.
 
-A kernel runs on a GPU. With TRITON_INTERPRET=1 Triton's interpreter executes it on a CPU, in NumPy: slow, and for testing.
+A kernel runs on a GPU. With TRITON_INTERPRET=1 Triton's interpreter executes it on a CPU, in NumPy:
+slow, and for testing.
 """
 
 import functools
@@ -29,7 +31,8 @@ SWITCHES = {  # switch: the operations that it gives back to PyTorch
     "triton-loss": ("linear_cross_entropy",),
 }
 KERNELS: dict[str, Callable] = {}
-_instead: ContextVar[Mapping[str, Callable]] = ContextVar("instead")  # of operations, by name, inside `replaced`
+# of operations, by name, inside `replaced`
+_instead: ContextVar[Mapping[str, Callable]] = ContextVar("instead")
 
 if LOADED:
     from version3_triton.kernels import flash_attention, rope
@@ -38,9 +41,13 @@ if LOADED:
     from version3_triton.kernels import swiglu as activation
 
     KERNELS = {
-        "rms_norm": norm.rms_norm, "add_rms_norm": norm.add_rms_norm, "apply_rope": rope.apply_rope,
-        "attention": flash_attention.attention, "swiglu": activation.swiglu, "linear_cross_entropy": loss.linear_cross_entropy,
-    }  # fmt: skip
+        "rms_norm": norm.rms_norm,
+        "add_rms_norm": norm.add_rms_norm,
+        "apply_rope": rope.apply_rope,
+        "attention": flash_attention.attention,
+        "swiglu": activation.swiglu,
+        "linear_cross_entropy": loss.linear_cross_entropy,
+    }
 
 
 def missing(device: torch.device) -> str | None:
@@ -53,7 +60,8 @@ def missing(device: torch.device) -> str | None:
 
 
 def available(options: Options) -> dict[str, bool | str]:
-    """The options' switches as they can be here: all off, with the reason under "no-kernels", where no kernel can run.
+    """The options' switches as they can be here: all off, with the reason under "no-kernels", where
+    no kernel can run.
 
     Raises:
         UsageError: the kernels would compute wrong numbers.
@@ -61,8 +69,12 @@ def available(options: Options) -> dict[str, bool | str]:
     device = devices.select(options.device)
     reason = missing(device)
     if reason:
-        if ranks.here().main_process and not getattr(options, "name", None):  # a stage has a name, and its page says this
-            print(f"no Triton kernels: {reason}; PyTorch's operations run in their place", file=sys.stderr)
+        # a stage has a name, and its page says this
+        if ranks.here().main_process and not getattr(options, "name", None):
+            print(
+                f"no Triton kernels: {reason}; PyTorch's operations run in their place",
+                file=sys.stderr,
+            )
         return dict.fromkeys(options.switches, False) | {"no-kernels": reason}
     if options.use_amp:
         refuse_wrong(amp_dtype(options))
@@ -80,21 +92,32 @@ def replaced(instead: Mapping[str, Callable]) -> Iterator[None]:
 
 
 def switchable(method: Callable) -> Callable:
-    """A method of a model in which the operations follow the model's `switches` and, if it has any, its own `operations`."""
+    """A method of a model in which the operations follow the model's `switches` and, if it has any,
+    its own `operations`.
+    """
 
     @functools.wraps(method)
     def switched(self, *args):
-        off = [name for switch, names in SWITCHES.items() if not self.switches[switch] for name in names]
-        with replaced({name: getattr(reference, name) for name in off} | getattr(self, "operations", {})):
+        off = [
+            name
+            for switch, names in SWITCHES.items()
+            if not self.switches[switch]
+            for name in names
+        ]
+        with replaced(
+            {name: getattr(reference, name) for name in off} | getattr(self, "operations", {})
+        ):
             return method(self, *args)
 
     return switched
 
 
 def operation(plain: Callable, kernels: Mapping[str, Callable]) -> Callable:
-    """An operation of Version 3 or 4, whose first argument is a tensor: the kernel of its name, or PyTorch's form `plain`.
+    """An operation of Version 3 or 4, whose first argument is a tensor: the kernel of its name, or
+    PyTorch's form `plain`.
 
-    PyTorch's form runs where no kernel can, and in float64. Inside `replaced` another function may run instead.
+    PyTorch's form runs where no kernel can, and in float64. Inside `replaced` another function may
+    run instead.
     """
     name = plain.__name__
 

@@ -1,24 +1,27 @@
-"""Causal attention without an [S, S] matrix in memory (Dao et al. 2022, arXiv:2205.14135; Dao 2023, arXiv:2307.08691).
+"""Causal attention without an [S, S] matrix in memory (Dao et al. 2022, arXiv:2205.14135; Dao 2023,
+arXiv:2307.08691).
 
 For a query row i, keys j <= i, scale c = 1 / sqrt(Dh):
 
     s_ij = c q_i k_j        l_i = log sum_j exp(s_ij)        p_ij = exp(s_ij - l_i)        o_i = sum_j p_ij v_j
 
-Forward: a program holds BLOCK_M queries and goes over the keys in blocks, with a running maximum m and sum (online softmax,
-Milakov and Gimelshein 2018, arXiv:1805.02867); a larger maximum rescales what was summed so far. Saved are q, k, v, o and l.
+Forward: a program holds BLOCK_M queries and goes over the keys in blocks, with a running maximum m
+and sum (online softmax, Milakov and Gimelshein 2018, arXiv:1805.02867); a larger maximum rescales
+what was summed so far. Saved are q, k, v, o and l.
 
 Backward, with d_i = sum_e o_ie do_ie, recomputes p from l:
 
     ds_ij = p_ij (do_i v_j - d_i)        dq_i = c sum_j ds_ij k_j        dk_j = c sum_i ds_ij q_i        dv_j = sum_i p_ij do_i
 
-in two launches without atomics: one owns blocks of queries (dq, and d for the next), the other blocks of keys (dk, dv); that one
-goes over all heads that share a key head, so grouped heads need neither copies of K and V nor sums afterwards. The price is that
-s and do v^T are computed twice: 7 products in place of 5, against bits that never change.
+in two launches without atomics: one owns blocks of queries (dq, and d for the next), the other
+blocks of keys (dk, dv); that one goes over all heads that share a key head, so grouped heads need
+neither copies of K and V nor sums afterwards. The price is that s and do v^T are computed twice: 7
+products in place of 5, against bits that never change.
 
-Bytes in 16 bits: forward 2 B S Dh (2 H + 2 K), backward three times as many in its two kernels, against 4 and more
-passes over B H S^2 numbers. FLOPs: the products take 2 B H S^2 Dh forward (the half at or before the diagonal) and 7/2 of that
-backward. Scores and sums are float32, products of float32 as `launch_sizes.dot_precision` says; exponentials are to base 2, with
-log2(e) in the scale.
+Bytes in 16 bits: forward 2 B S Dh (2 H + 2 K), backward three times as many in its two kernels,
+against 4 and more passes over B H S^2 numbers. FLOPs: the products take 2 B H S^2 Dh forward (the
+half at or before the diagonal) and 7/2 of that backward. Scores and sums are float32, products of
+float32 as `launch_sizes.dot_precision` says; exponentials are to base 2, with log2(e) in the scale.
 """
 
 import math
@@ -26,7 +29,12 @@ import math
 from tracepage.errors import UsageError
 from version3_triton.kernels.checks import interpretable
 from version3_triton.kernels.dependent_launch import begin
-from version3_triton.kernels.launch_sizes import TileConfig, attention_blocks, ceil_div, dot_precision
+from version3_triton.kernels.launch_sizes import (
+    TileConfig,
+    attention_blocks,
+    ceil_div,
+    dot_precision,
+)
 
 import torch
 import triton
@@ -35,25 +43,38 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LOG2_E = math.log2(math.e)
-MAX_HEAD_DIM, MAX_HEADS, MAX_OFFSET = 128, 65535, 2**31  # Dh; B H, a grid's second dimension; a head's rows, by int32
+# Dh; B H, a grid's second dimension; a head's rows, by int32
+MAX_HEAD_DIM = 128
+MAX_HEADS = 65535
+MAX_OFFSET = 2**31
 
 
 @triton.jit
 def _block(pointer, rows, length, row_stride, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """[rows, BLOCK_D] of a head, zeros beyond Dh. Beyond the sequence the last row again, so that loads need no mask there.
+    """[rows, BLOCK_D] of a head, zeros beyond Dh. Beyond the sequence the last row again, so that
+    loads need no mask there.
 
-    Such queries are not stored, or have p = 0 by a log-sum-exp of infinity; such keys fall to the causal mask.
+    Such queries are not stored, or have p = 0 by a log-sum-exp of infinity; such keys fall to the
+    causal mask.
     """
     column = tl.arange(0, BLOCK_D)
     place = pointer + tl.minimum(rows, length - 1)[:, None] * row_stride + column[None, :]
-    return tl.load(place) if DIM == BLOCK_D else tl.load(place, mask=(column < DIM)[None, :], other=0.0)
+    return (
+        tl.load(place)
+        if DIM == BLOCK_D
+        else tl.load(place, mask=(column < DIM)[None, :], other=0.0)
+    )
 
 
 @triton.jit
 def _write(pointer, rows, length, row_stride, block, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
     column = tl.arange(0, BLOCK_D)
     inside = (rows < length)[:, None] & (column < DIM)[None, :]
-    tl.store(pointer + rows[:, None] * row_stride + column[None, :], block.to(pointer.dtype.element_ty), mask=inside)
+    tl.store(
+        pointer + rows[:, None] * row_stride + column[None, :],
+        block.to(pointer.dtype.element_ty),
+        mask=inside,
+    )
 
 
 @triton.jit
@@ -70,10 +91,28 @@ def _own_head(pointer, batch, head, length, HEADS: tl.constexpr, DIM: tl.constex
 
 @triton.jit
 def _attend(
-        o, highest, total, q, query, k_ptr, v_ptr, begin, end, length, scale, k_row, v_row,
-        MASKED: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Adds the keys from begin to end to o, with the maximum and sum so far; MASKED where some lie after some queries."""
+    o,
+    highest,
+    total,
+    q,
+    query,
+    k_ptr,
+    v_ptr,
+    begin,
+    end,
+    length,
+    scale,
+    k_row,
+    v_row,
+    MASKED: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Adds the keys from begin to end to o, with the maximum and sum so far; MASKED where some lie
+    after some queries.
+    """
     for start in range(begin, end, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
         k = _block(k_ptr, key, length, k_row, DIM, BLOCK_D)
@@ -92,9 +131,26 @@ def _attend(
 
 @triton.jit
 def _add_dq(
-        dq, q, do, lse, d, query, k_ptr, v_ptr, begin, end, length, scale, k_row, v_row,
-        MASKED: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    dq,
+    q,
+    do,
+    lse,
+    d,
+    query,
+    k_ptr,
+    v_ptr,
+    begin,
+    end,
+    length,
+    scale,
+    k_row,
+    v_row,
+    MASKED: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Adds what the keys from begin to end give to dq, but for the factor c."""
     for start in range(begin, end, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
@@ -110,10 +166,27 @@ def _add_dq(
 
 @triton.jit
 def _add_dk_dv(
-        dk, dv, k, v, key, q_ptr, do_ptr, lse_ptr, d_ptr, begin, end, length, scale, q_row,
-        MASKED: tl.constexpr, H: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-        PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
-):  # fmt: skip
+    dk,
+    dv,
+    k,
+    v,
+    key,
+    q_ptr,
+    do_ptr,
+    lse_ptr,
+    d_ptr,
+    begin,
+    end,
+    length,
+    scale,
+    q_row,
+    MASKED: tl.constexpr,
+    H: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
     """Adds what a head's queries from begin to end give to dk, but for the factor c, and to dv.
 
     Transposed: rows are keys, columns queries, so that no product needs its first factor turned.
@@ -135,14 +208,36 @@ def _add_dk_dv(
 
 @triton.jit
 def _flash_attention_forward(
-        q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, length, scale,
-        q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
-        H: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-        PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DEPENDENT: tl.constexpr = False,
-):  # fmt: skip
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    o_ptr,
+    lse_ptr,
+    length,
+    scale,
+    q_batch,
+    q_head,
+    q_row,
+    k_batch,
+    k_head,
+    k_row,
+    v_batch,
+    v_head,
+    v_row,
+    H: tl.constexpr,
+    GROUPS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
+):
     begin(DEPENDENT, True)
-    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M  # the last rows have the most keys: they start first
-    batch, head = tl.program_id(1) // H, tl.program_id(1) % H
+    # the last rows have the most keys: they start first
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
+    batch = tl.program_id(1) // H
+    head = tl.program_id(1) % H
     kv_head = head // GROUPS
     query = first + tl.arange(0, BLOCK_M)
     k_ptr = _head(k_ptr, batch, kv_head, k_batch, k_head)
@@ -154,34 +249,100 @@ def _flash_attention_forward(
     diagonal = first // BLOCK_N * BLOCK_N
     end = tl.minimum(first + BLOCK_M, length)
     o, highest, total = _attend(  # before the diagonal nothing is masked
-        o, highest, total, q, query, k_ptr, v_ptr, 0, diagonal, length, scale, k_row, v_row,
-        False, DIM, BLOCK_D, PRECISION, BLOCK_N,
-    )  # fmt: skip
+        o,
+        highest,
+        total,
+        q,
+        query,
+        k_ptr,
+        v_ptr,
+        0,
+        diagonal,
+        length,
+        scale,
+        k_row,
+        v_row,
+        False,
+        DIM,
+        BLOCK_D,
+        PRECISION,
+        BLOCK_N,
+    )
     o, highest, total = _attend(
-        o, highest, total, q, query, k_ptr, v_ptr, diagonal, end, length, scale, k_row, v_row,
-        True, DIM, BLOCK_D, PRECISION, BLOCK_N,
-    )  # fmt: skip
-    _write(_own_head(o_ptr, batch, head, length, H, DIM), query, length, H * DIM, o / total[:, None], DIM, BLOCK_D)
+        o,
+        highest,
+        total,
+        q,
+        query,
+        k_ptr,
+        v_ptr,
+        diagonal,
+        end,
+        length,
+        scale,
+        k_row,
+        v_row,
+        True,
+        DIM,
+        BLOCK_D,
+        PRECISION,
+        BLOCK_N,
+    )
+    _write(
+        _own_head(o_ptr, batch, head, length, H, DIM),
+        query,
+        length,
+        H * DIM,
+        o / total[:, None],
+        DIM,
+        BLOCK_D,
+    )
     place = tl.program_id(1).to(tl.int64) * length + query
     tl.store(lse_ptr + place, highest + tl.log2(total), mask=query < length)
 
 
 @triton.jit
 def _flash_attention_backward_queries(
-        q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, lse_ptr, d_ptr, dq_ptr, length, scale, factor,
-        q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
-        H: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-        PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    o_ptr,
+    do_ptr,
+    lse_ptr,
+    d_ptr,
+    dq_ptr,
+    length,
+    scale,
+    factor,
+    q_batch,
+    q_head,
+    q_row,
+    k_batch,
+    k_head,
+    k_row,
+    v_batch,
+    v_head,
+    v_row,
+    H: tl.constexpr,
+    GROUPS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
-    batch, head = tl.program_id(1) // H, tl.program_id(1) % H
+    batch = tl.program_id(1) // H
+    head = tl.program_id(1) % H
     kv_head = head // GROUPS
     query = first + tl.arange(0, BLOCK_M)
     k_ptr = _head(k_ptr, batch, kv_head, k_batch, k_head)
     v_ptr = _head(v_ptr, batch, kv_head, v_batch, v_head)
     q = _block(_head(q_ptr, batch, head, q_batch, q_head), query, length, q_row, DIM, BLOCK_D)
     o = _block(_own_head(o_ptr, batch, head, length, H, DIM), query, length, H * DIM, DIM, BLOCK_D)
-    do = _block(_own_head(do_ptr, batch, head, length, H, DIM), query, length, H * DIM, DIM, BLOCK_D)
+    do = _block(
+        _own_head(do_ptr, batch, head, length, H, DIM), query, length, H * DIM, DIM, BLOCK_D
+    )
     place = tl.program_id(1).to(tl.int64) * length + query
     lse = tl.load(lse_ptr + place, mask=query < length, other=0.0)
     d = tl.sum(o.to(tl.float32) * do.to(tl.float32), axis=1)
@@ -190,52 +351,167 @@ def _flash_attention_backward_queries(
     diagonal = first // BLOCK_N * BLOCK_N
     end = tl.minimum(first + BLOCK_M, length)
     dq = _add_dq(
-        dq, q, do, lse, d, query, k_ptr, v_ptr, 0, diagonal, length, scale, k_row, v_row,
-        False, DIM, BLOCK_D, PRECISION, BLOCK_N,
-    )  # fmt: skip
+        dq,
+        q,
+        do,
+        lse,
+        d,
+        query,
+        k_ptr,
+        v_ptr,
+        0,
+        diagonal,
+        length,
+        scale,
+        k_row,
+        v_row,
+        False,
+        DIM,
+        BLOCK_D,
+        PRECISION,
+        BLOCK_N,
+    )
     dq = _add_dq(
-        dq, q, do, lse, d, query, k_ptr, v_ptr, diagonal, end, length, scale, k_row, v_row,
-        True, DIM, BLOCK_D, PRECISION, BLOCK_N,
-    )  # fmt: skip
-    _write(_own_head(dq_ptr, batch, head, length, H, DIM), query, length, H * DIM, dq * factor, DIM, BLOCK_D)
+        dq,
+        q,
+        do,
+        lse,
+        d,
+        query,
+        k_ptr,
+        v_ptr,
+        diagonal,
+        end,
+        length,
+        scale,
+        k_row,
+        v_row,
+        True,
+        DIM,
+        BLOCK_D,
+        PRECISION,
+        BLOCK_N,
+    )
+    _write(
+        _own_head(dq_ptr, batch, head, length, H, DIM),
+        query,
+        length,
+        H * DIM,
+        dq * factor,
+        DIM,
+        BLOCK_D,
+    )
 
 
 @triton.jit
 def _flash_attention_backward_keys(
-        q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, d_ptr, dk_ptr, dv_ptr, length, scale, factor,
-        q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
-        H: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-        PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    do_ptr,
+    lse_ptr,
+    d_ptr,
+    dk_ptr,
+    dv_ptr,
+    length,
+    scale,
+    factor,
+    q_batch,
+    q_head,
+    q_row,
+    k_batch,
+    k_head,
+    k_row,
+    v_batch,
+    v_head,
+    v_row,
+    H: tl.constexpr,
+    GROUPS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     first = tl.program_id(0) * BLOCK_N  # the first keys have the most queries
     K: tl.constexpr = H // GROUPS
-    batch, kv_head = tl.program_id(1) // K, tl.program_id(1) % K
+    batch = tl.program_id(1) // K
+    kv_head = tl.program_id(1) % K
     key = first + tl.arange(0, BLOCK_N)
     k = _block(_head(k_ptr, batch, kv_head, k_batch, k_head), key, length, k_row, DIM, BLOCK_D)
     v = _block(_head(v_ptr, batch, kv_head, v_batch, v_head), key, length, v_row, DIM, BLOCK_D)
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     diagonal = first // BLOCK_M * BLOCK_M
-    clear = tl.minimum((first + BLOCK_N + BLOCK_M - 2) // BLOCK_M * BLOCK_M, length)  # from here on every query sees every key
+    # from here on every query sees every key
+    clear = tl.minimum((first + BLOCK_N + BLOCK_M - 2) // BLOCK_M * BLOCK_M, length)
     for group in range(GROUPS):
         head = kv_head * GROUPS + group
         q_head_ptr = _head(q_ptr, batch, head, q_batch, q_head)
         do_head_ptr = _own_head(do_ptr, batch, head, length, H, DIM)
         row = (batch * H + head).to(tl.int64) * length
         dk, dv = _add_dk_dv(
-            dk, dv, k, v, key, q_head_ptr, do_head_ptr, lse_ptr + row, d_ptr + row, diagonal, clear, length, scale, q_row,
-            True, H, DIM, BLOCK_D, PRECISION, BLOCK_M,
-        )  # fmt: skip
+            dk,
+            dv,
+            k,
+            v,
+            key,
+            q_head_ptr,
+            do_head_ptr,
+            lse_ptr + row,
+            d_ptr + row,
+            diagonal,
+            clear,
+            length,
+            scale,
+            q_row,
+            True,
+            H,
+            DIM,
+            BLOCK_D,
+            PRECISION,
+            BLOCK_M,
+        )
         dk, dv = _add_dk_dv(
-            dk, dv, k, v, key, q_head_ptr, do_head_ptr, lse_ptr + row, d_ptr + row, clear, length, length, scale, q_row,
-            False, H, DIM, BLOCK_D, PRECISION, BLOCK_M,
-        )  # fmt: skip
-    _write(_own_head(dk_ptr, batch, kv_head, length, K, DIM), key, length, K * DIM, dk * factor, DIM, BLOCK_D)
-    _write(_own_head(dv_ptr, batch, kv_head, length, K, DIM), key, length, K * DIM, dv, DIM, BLOCK_D)
+            dk,
+            dv,
+            k,
+            v,
+            key,
+            q_head_ptr,
+            do_head_ptr,
+            lse_ptr + row,
+            d_ptr + row,
+            clear,
+            length,
+            length,
+            scale,
+            q_row,
+            False,
+            H,
+            DIM,
+            BLOCK_D,
+            PRECISION,
+            BLOCK_M,
+        )
+    _write(
+        _own_head(dk_ptr, batch, kv_head, length, K, DIM),
+        key,
+        length,
+        K * DIM,
+        dk * factor,
+        DIM,
+        BLOCK_D,
+    )
+    _write(
+        _own_head(dv_ptr, batch, kv_head, length, K, DIM), key, length, K * DIM, dv, DIM, BLOCK_D
+    )
 
 
 def _new(x: Tensor) -> Tensor:
-    """[B, heads, S, Dh], in memory [B, S, heads, Dh]: what the products before and after attention want."""
+    """[B, heads, S, Dh], in memory [B, S, heads, Dh]: what the products before and after attention
+    want.
+    """
     batch, heads, length, head_dim = x.shape
     return x.new_empty(batch, length, heads, head_dim).transpose(1, 2)
 
@@ -243,14 +519,19 @@ def _new(x: Tensor) -> Tensor:
 def _sizes(q: Tensor, k: Tensor, blocks: TileConfig) -> dict[str, object]:
     head_dim = q.shape[-1]
     return {
-        "H": q.shape[1], "GROUPS": q.shape[1] // k.shape[1], "DIM": head_dim,
-        "BLOCK_D": max(16, 1 << (head_dim - 1).bit_length()), "PRECISION": dot_precision(q.dtype), **blocks.arguments,
-    }  # fmt: skip
+        "H": q.shape[1],
+        "GROUPS": q.shape[1] // k.shape[1],
+        "DIM": head_dim,
+        "BLOCK_D": max(16, 1 << (head_dim - 1).bit_length()),
+        "PRECISION": dot_precision(q.dtype),
+        **blocks.arguments,
+    }
 
 
 @interpretable
 def attend(q: Tensor, k: Tensor, v: Tensor, **launch: bool) -> tuple[Tensor, Tensor]:
-    """Attention without autograd, in memory as `attention` says, and l to base 2 [B, H, S] in float32.
+    """Attention without autograd, in memory as `attention` says, and l to base 2 [B, H, S] in
+    float32.
 
     Args:
         q, k, v: as of `attention`, with Dh contiguous.
@@ -266,12 +547,23 @@ def attend(q: Tensor, k: Tensor, v: Tensor, **launch: bool) -> tuple[Tensor, Ten
             f"the attention kernel takes B H to {MAX_HEADS} and heads that end within 2^31 numbers, not {batch * heads} and "
             f"{end}: switch it off"
         )
-    o, lse = _new(q), torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
+    o = _new(q)
+    lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
     blocks = attention_blocks("forward", head_dim, q.dtype)
     _flash_attention_forward[ceil_div(length, blocks.m), batch * heads](
-        q, k, v, o, lse, length, LOG2_E / math.sqrt(head_dim),
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **_sizes(q, k, blocks), **launch,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        o,
+        lse,
+        length,
+        LOG2_E / math.sqrt(head_dim),
+        *q.stride()[:3],
+        *k.stride()[:3],
+        *v.stride()[:3],
+        **_sizes(q, k, blocks),
+        **launch,
+    )
     return o, lse
 
 
@@ -287,21 +579,51 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, do: Tensor):
         q, k, v, o, lse = ctx.saved_tensors
-        # Nothing to do where o went straight into the output projection, and no hook on saved tensors gave it other strides.
+        # Nothing to do where o went straight into the output projection, and no hook on saved
+        # tensors gave it other strides.
         o, do = (x.transpose(1, 2).contiguous() for x in (o, do))
         batch, heads, length, head_dim = q.shape
-        dq, dk, dv, d = _new(q), _new(k), _new(v), torch.empty_like(lse)
+        dq = _new(q)
+        dk = _new(k)
+        dv = _new(v)
+        d = torch.empty_like(lse)
         factor = 1 / math.sqrt(head_dim)
         blocks = attention_blocks("queries", head_dim, q.dtype)
         _flash_attention_backward_queries[ceil_div(length, blocks.m), batch * heads](
-            q, k, v, o, do, lse, d, dq, length, factor * LOG2_E, factor,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **_sizes(q, k, blocks),
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            o,
+            do,
+            lse,
+            d,
+            dq,
+            length,
+            factor * LOG2_E,
+            factor,
+            *q.stride()[:3],
+            *k.stride()[:3],
+            *v.stride()[:3],
+            **_sizes(q, k, blocks),
+        )
         blocks = attention_blocks("keys", head_dim, q.dtype)
         _flash_attention_backward_keys[ceil_div(length, blocks.n), batch * k.shape[1]](
-            q, k, v, do, lse, d, dk, dv, length, factor * LOG2_E, factor,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], **_sizes(q, k, blocks),
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            do,
+            lse,
+            d,
+            dk,
+            dv,
+            length,
+            factor * LOG2_E,
+            factor,
+            *q.stride()[:3],
+            *k.stride()[:3],
+            *v.stride()[:3],
+            **_sizes(q, k, blocks),
+        )
         return dq, dk, dv
 
 
@@ -317,17 +639,26 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         [B, H, S, Dh], in memory [B, S, H, Dh].
 
     Raises:
-        UsageError: Dh is larger or 0, k and v don't fit q in shape or type, B H is above 65,535, or a head of an input or of the
-            result does not end within 2^31 numbers of its beginning.
+        UsageError: Dh is larger or 0, k and v don't fit q in shape or type, B H is above 65,535, or
+            a head of an input or of the result does not end within 2^31 numbers of its beginning.
     """
     if not q.ndim == k.ndim == v.ndim == 4 or not k.shape[1] or not q.shape[3]:
         shapes = [[*each.shape] for each in (q, k, v)]
-        raise UsageError(f"attention takes q [B, H, S, Dh], k and v [B, K, S, Dh], with K and Dh at least 1, not {shapes}")
-    (batch, heads, length, head_dim), kv_heads = q.shape, k.shape[1]
+        raise UsageError(
+            f"attention takes q [B, H, S, Dh], k and v [B, K, S, Dh], with K and Dh at least 1, not {shapes}"
+        )
+    (batch, heads, length, head_dim) = q.shape
+    kv_heads = k.shape[1]
     if heads % kv_heads or not k.shape == v.shape == (batch, kv_heads, length, head_dim):
-        raise UsageError(f"attention of q {[*q.shape]} takes k and v alike but for fewer heads, not {[*k.shape]}, {[*v.shape]}")
+        raise UsageError(
+            f"attention of q {[*q.shape]} takes k and v alike but for fewer heads, not {[*k.shape]}, {[*v.shape]}"
+        )
     if not q.dtype == k.dtype == v.dtype or q.dtype.itemsize not in (2, 4):
-        raise UsageError(f"attention takes q, k and v in one type of 16 or 32 bits, not {q.dtype}, {k.dtype} and {v.dtype}")
+        raise UsageError(
+            f"attention takes q, k and v in one type of 16 or 32 bits, not {q.dtype}, {k.dtype} and {v.dtype}"
+        )
     if head_dim > MAX_HEAD_DIM:
-        raise UsageError(f"the attention kernel takes head dimensions to {MAX_HEAD_DIM}, not {head_dim}: switch it off")
+        raise UsageError(
+            f"the attention kernel takes head dimensions to {MAX_HEAD_DIM}, not {head_dim}: switch it off"
+        )
     return _Attention.apply(q, k, v)

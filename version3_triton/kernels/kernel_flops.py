@@ -8,11 +8,19 @@ from torch import Tensor
 
 
 def kernel_flops(model: Any, input_ids: Tensor) -> dict[str, int]:
-    """FLOPs that counters do not see: two products in the forward kernel of attention, seven in its backward kernels.
+    """FLOPs that counters do not see: two products in the forward kernel of attention, seven in its
+    backward kernels.
 
-    As counters do for other fused attention, all S x S pairs of query and key count, of which the kernels leave out half.
+    As counters do for other fused attention, all S x S pairs of query and key count, of which the
+    kernels leave out half.
     """
     if not model.switches["triton-attention"] or missing(input_ids.device):
         return {"forward": 0, "backward": 0}
-    product = 2 * input_ids.numel() * input_ids.shape[1] * model.embed_tokens.embedding_dim * len(model.layers)
+    product = (
+        2
+        * input_ids.numel()
+        * input_ids.shape[1]
+        * model.embed_tokens.embedding_dim
+        * len(model.layers)
+    )
     return {"forward": 2 * product, "backward": 7 * product}

@@ -1,8 +1,9 @@
 """The sizes of all kernels: how many elements a program takes, and with how many warps.
 
-A test compiles every kernel with these sizes for GPUs of both vendors (tests/offline.py): on AMD and on "sm_75" (a T4) a kernel
-must fit into 64 KiB of shared memory, and none may spill. Within that, what is under "sm_90" was, for 16 bits, the fastest on an
-H100 or near it (`git show 8d3a7f6:version3_triton/kernel_tiles.py`, LOG.md). No other GPU was there to time: what is under the
+A test compiles every kernel with these sizes for GPUs of both vendors (tests/offline.py): on AMD
+and on "sm_75" (a T4) a kernel must fit into 64 KiB of shared memory, and none may spill. Within
+that, what is under "sm_90" was, for 16 bits, the fastest on an H100 or near it (`git show
+8d3a7f6:version3_triton/kernel_tiles.py`, LOG.md). No other GPU was there to time: what is under the
 other names is what compiles without spills.
 """
 
@@ -15,8 +16,9 @@ import triton
 
 
 def dot_precision(dtype: torch.dtype) -> str:
-    """How tl.dot multiplies float32. On NVIDIA in three TF32 products, which keep about 22 of a factor's 24 bits, or in one where
-    PyTorch may take TF32; on AMD in float32."""
+    """How tl.dot multiplies float32. On NVIDIA in three TF32 products, which keep about 22 of a
+    factor's 24 bits, or in one where PyTorch may take TF32; on AMD in float32.
+    """
     if dtype != torch.float32 or family() == "hip":
         return "ieee"
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
@@ -26,10 +28,11 @@ def dot_precision(dtype: torch.dtype) -> str:
 class LaunchConfig:
     """How the work of a memory-bound kernel is divided among programs and warps.
 
-    elements: the elements of a tensor in one program's tile; a norm's tile holds whole rows, so at least one row.
-    per_thread: the elements of one thread in a warp of 32 threads, which sets how many warps there are; half in AMD's of 64.
-    programs: the programs on each multiprocessor, for a kernel that loops over rows.
-    rows: the least number of rows in a tile, where 16 warps can hold them.
+    elements: the elements of a tensor in one program's tile; a norm's tile holds whole rows, so at
+    least one row. per_thread: the elements of one thread in a warp of 32 threads, which sets how
+    many warps there are; half in AMD's of 64. programs: the programs on each multiprocessor, for a
+    kernel that loops over rows. rows: the least number of rows in a tile, where 16 warps can hold
+    them.
     """
 
     elements: int
@@ -39,14 +42,30 @@ class LaunchConfig:
 
 
 LAUNCH = {  # by kernel and family of GPUs
-    "norm_forward": {"sm_90": LaunchConfig(2048, 32), "sm_80": LaunchConfig(2048, 32), "hip": LaunchConfig(2048, 16)},
+    "norm_forward": {
+        "sm_90": LaunchConfig(2048, 32),
+        "sm_80": LaunchConfig(2048, 32),
+        "hip": LaunchConfig(2048, 16),
+    },
     "norm_backward": {
         "sm_90": LaunchConfig(4096, 32, programs=4, rows=2),
         **dict.fromkeys(("sm_80", "hip"), LaunchConfig(2048, 16, programs=4)),
     },
-    "swiglu": {"sm_90": LaunchConfig(4096, 8), "sm_80": LaunchConfig(4096, 8), "hip": LaunchConfig(4096, 16)},
-    "rope": {"sm_90": LaunchConfig(2048, 4), "sm_80": LaunchConfig(2048, 4), "hip": LaunchConfig(1024, 8)},
-    "cross_entropy": {"sm_90": LaunchConfig(4096, 16), "sm_80": LaunchConfig(4096, 16), "hip": LaunchConfig(4096, 16)},
+    "swiglu": {
+        "sm_90": LaunchConfig(4096, 8),
+        "sm_80": LaunchConfig(4096, 8),
+        "hip": LaunchConfig(4096, 16),
+    },
+    "rope": {
+        "sm_90": LaunchConfig(2048, 4),
+        "sm_80": LaunchConfig(2048, 4),
+        "hip": LaunchConfig(1024, 8),
+    },
+    "cross_entropy": {
+        "sm_90": LaunchConfig(4096, 16),
+        "sm_80": LaunchConfig(4096, 16),
+        "hip": LaunchConfig(4096, 16),
+    },
 }
 for _sizes in LAUNCH.values():
     _sizes["sm_75"] = _sizes["sm_80"]
@@ -54,7 +73,9 @@ for _sizes in LAUNCH.values():
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows and columns of a program's tile, its warps, and for kernels that loop over rows how many programs there are."""
+    """Rows and columns of a program's tile, its warps, and for kernels that loop over rows how many
+    programs there are.
+    """
 
     rows: int
     columns: int
@@ -68,12 +89,14 @@ NORM_DWEIGHT = Tile(64, 16, 4)  # parts of a norm's dw, and its columns; on all 
 def tile(kernel: str, size: int, device: torch.device) -> Tile:
     """The tile of a kernel of LAUNCH on rows of `size` elements (for `rope`: half a head).
 
-    A norm's tile has whole rows, and SwiGLU's columns divide a size that is a multiple of 128. Otherwise the last has idle lanes.
+    A norm's tile has whole rows, and SwiGLU's columns divide a size that is a multiple of 128.
+    Otherwise the last has idle lanes.
     """
     return tile_of(LAUNCH[kernel][family()], kernel, size, device)
 
 
-@functools.cache  # the power of two and the device's properties would cost the host time at every launch
+# the power of two and the device's properties would cost the host time at every launch
+@functools.cache
 def tile_of(config: LaunchConfig, kernel: str, size: int, device: torch.device) -> Tile:
     columns = triton.next_power_of_2(size)
     if not kernel.startswith("norm"):
@@ -82,9 +105,14 @@ def tile_of(config: LaunchConfig, kernel: str, size: int, device: torch.device) 
         columns = math.gcd(size, columns)  # no lanes that have nothing to do: 5632 = 11 x 512
     least = max(1, min(config.rows, 16 * 32 * config.per_thread // columns))
     rows = 1 if kernel == "cross_entropy" else max(least, config.elements // columns)
-    per_thread = 32 if kernel == "cross_entropy" and columns <= 1024 else config.per_thread  # two warps spill, at equal speed
+    # two warps spill, at equal speed
+    per_thread = 32 if kernel == "cross_entropy" and columns <= 1024 else config.per_thread
     warps = min(16, max(1, rows * columns // (32 * per_thread)))
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    multiprocessors = (
+        torch.cuda.get_device_properties(device).multi_processor_count
+        if device.type == "cuda"
+        else 1
+    )
     return Tile(rows, columns, warps, config.programs * multiprocessors)
 
 
@@ -97,7 +125,8 @@ def ceil_div(amount: int, part: int) -> int:
 class TileConfig:
     """Queries (m) and keys (n) of a tile of scores, warps, and depth of the software pipeline.
 
-    mfma: on AMD the rows and columns that a matrix instruction computes, 16 or 32; 0 leaves it to the compiler.
+    mfma: on AMD the rows and columns that a matrix instruction computes, 16 or 32; 0 leaves it to
+    the compiler.
     """
 
     m: int
@@ -108,20 +137,35 @@ class TileConfig:
 
     @property
     def arguments(self) -> dict[str, int]:
-        sizes = {"BLOCK_M": self.m, "BLOCK_N": self.n, "num_warps": self.warps, "num_stages": self.stages}
+        sizes = {
+            "BLOCK_M": self.m,
+            "BLOCK_N": self.n,
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+        }
         return sizes | ({"matrix_instr_nonkdim": self.mfma} if self.mfma else {})
 
 
-def _tiles(forward: tuple[int, ...], queries: tuple[int, ...], keys: tuple[int, ...]) -> dict[str, TileConfig]:
+def _tiles(
+    forward: tuple[int, ...], queries: tuple[int, ...], keys: tuple[int, ...]
+) -> dict[str, TileConfig]:
     """The three kernels of attention, each by the fields of a TileConfig in order."""
-    return {"forward": TileConfig(*forward), "queries": TileConfig(*queries), "keys": TileConfig(*keys)}
+    return {
+        "forward": TileConfig(*forward),
+        "queries": TileConfig(*queries),
+        "keys": TileConfig(*keys),
+    }
 
 
 _NVIDIA_FP32 = {
-    64: _tiles((64, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)), 128: _tiles((32, 32, 8, 1), (32, 32, 8, 1), (32, 16, 8, 1)),
-}  # fmt: skip
+    64: _tiles((64, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
+    128: _tiles((32, 32, 8, 1), (32, 32, 8, 1), (32, 16, 8, 1)),
+}
 # Triton multiplies without the T4's tensor cores, so 16 bits take no less of its registers than 32.
-_T4 = {64: _tiles((64, 32, 8, 1), (32, 32, 8, 1), (16, 32, 8, 1)), 128: _tiles((32, 16, 8, 1), (16, 16, 8, 1), (16, 16, 8, 1))}
+_T4 = {
+    64: _tiles((64, 32, 8, 1), (32, 32, 8, 1), (16, 32, 8, 1)),
+    128: _tiles((32, 16, 8, 1), (16, 16, 8, 1), (16, 16, 8, 1)),
+}
 # By family of GPUs and bytes of a number: tiles for head dimensions to 64 and to 128.
 ATTENTION = {
     ("sm_90", 2): {
@@ -134,9 +178,12 @@ ATTENTION = {
     },
     **dict.fromkeys([("sm_75", 2), ("sm_75", 4)], _T4),
     **dict.fromkeys([("sm_80", 4), ("sm_90", 4)], _NVIDIA_FP32),
-    # The compiler takes 32 x 32 where a tile has room for it. Four warps that share fewer than four of those repeat each other's
-    # products, so such tiles have 16. This is reasoned from the machine code of gfx90a, gfx942 and gfx950 alike, not measured.
-    ("hip", 2): dict.fromkeys((64, 128), _tiles((128, 32, 4, 1), (64, 32, 4, 1, 16), (16, 64, 4, 1))),
+    # The compiler takes 32 x 32 where a tile has room for it. Four warps that share fewer than four
+    # of those repeat each other's products, so such tiles have 16. This is reasoned from the
+    # machine code of gfx90a, gfx942 and gfx950 alike, not measured.
+    ("hip", 2): dict.fromkeys(
+        (64, 128), _tiles((128, 32, 4, 1), (64, 32, 4, 1, 16), (16, 64, 4, 1))
+    ),
     ("hip", 4): {
         64: _tiles((64, 32, 4, 1, 16), (32, 32, 4, 1, 16), (32, 32, 4, 1, 16)),
         128: _tiles((32, 32, 4, 1, 16), (32, 16, 4, 1), (16, 32, 4, 1)),
@@ -146,10 +193,12 @@ ATTENTION = {
 
 @functools.cache
 def family() -> str:
-    """Whose sizes to take: `hip` for all of AMD's GPUs, and for the interpreter on a CPU, because they are the smallest.
+    """Whose sizes to take: `hip` for all of AMD's GPUs, and for the interpreter on a CPU, because
+    they are the smallest.
 
-    NVIDIA's data-centre GPUs from Hopper on (compute capability 9 and 10) have 227 KiB of shared memory for a program and take
-    those of `sm_90`. Those before capability 8 have 64 KiB and take those of `sm_75`; all others take those of `sm_80`.
+    NVIDIA's data-centre GPUs from Hopper on (compute capability 9 and 10) have 227 KiB of shared
+    memory for a program and take those of `sm_90`. Those before capability 8 have 64 KiB and take
+    those of `sm_75`; all others take those of `sm_80`.
     """
     if torch.version.hip or not torch.cuda.is_available():
         return "hip"

@@ -1,4 +1,6 @@
-"""Each kernel's operation in PyTorch, with the same signature: what runs where Triton cannot, or a kernel is switched off."""
+"""Each kernel's operation in PyTorch, with the same signature: what runs where Triton cannot, or a
+kernel is switched off.
+"""
 
 from common.attention import attention  # noqa: F401
 from common.rmsnorm import rms_norm
@@ -21,9 +23,13 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean over the tokens of -log softmax(x @ weight.T)[target], in nats, computed in at least float32.
+    """Mean over the tokens of -log softmax(x @ weight.T)[target], in nats, computed in at least
+    float32.
 
-    x [B, S, D], the last hidden states; weight [V, D]; targets [B, S], the tokens that follow, -100 for one that does not count.
+    x [B, S, D], the last hidden states; weight [V, D]; targets [B, S], the tokens that follow, -100
+    for one that does not count.
     """
     logits = F.linear(x, weight).flatten(0, 1)  # [B S, V]
-    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())
+    return F.cross_entropy(
+        logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten()
+    )

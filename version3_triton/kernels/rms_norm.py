@@ -1,20 +1,23 @@
-"""RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467), alone and fused with the residual addition before it.
+"""RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467), alone and fused with the residual addition
+before it.
 
 Rows x of D numbers, weight w [D], r = 1 / sqrt(mean(x^2) + eps), n = x r:
 
     forward     y = w n
     backward    dx = r (w dy - n mean(w dy n))        dw = sum over the rows of dy n
 
-`add_rms_norm` takes x = a + b, gives x and y, and adds x's own gradient to dx, which is then that of a and of b.
+`add_rms_norm` takes x = a + b, gives x and y, and adds x's own gradient to dx, which is then that
+of a and of b.
 
 Numbers moved for N = B S rows (eager: `common.rmsnorm`, an operation at a time):
 
     rms_norm        forward 2 N D, eager 7 N D        backward 3 N D, eager 23 N D
     add_rms_norm    forward 4 N D, eager 10 N D       backward 4 N D, eager 26 N D
 
-Left out are dw's parts, 2 D float32 for each program: little where there are many more rows than programs, 4 a multiprocessor.
-Saved: x, and r for each row; n is computed again. Each program keeps its part of dw in registers over all its rows and writes it
-once; a second kernel adds the parts in a fixed order, so the same input gives the same bits.
+Left out are dw's parts, 2 D float32 for each program: little where there are many more rows than
+programs, 4 a multiprocessor. Saved: x, and r for each row; n is computed again. Each program keeps
+its part of dw in registers over all its rows and writes it once; a second kernel adds the parts in
+a fixed order, so the same input gives the same bits.
 """
 
 from common.precision import products_dtype
@@ -34,9 +37,22 @@ MAX_SIZE = 65536  # a row should stay in registers; one much wider than 4,096 ma
 
 @triton.jit
 def _rms_norm_forward(
-        x_ptr, add_ptr, weight_ptr, sum_ptr, y_ptr, rstd_ptr, copy_ptr, rows, size, eps,
-        ADD: tl.constexpr, COPY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False,
-):  # fmt: skip
+    x_ptr,
+    add_ptr,
+    weight_ptr,
+    sum_ptr,
+    y_ptr,
+    rstd_ptr,
+    copy_ptr,
+    rows,
+    size,
+    eps,
+    ADD: tl.constexpr,
+    COPY: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
+):
     begin(DEPENDENT, True)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
@@ -59,9 +75,23 @@ def _rms_norm_forward(
 
 @triton.jit
 def _rms_norm_backward(
-        x_ptr, weight_ptr, rstd_ptr, dy_ptr, dsum_ptr, dx_ptr, dadd_ptr, by_part_ptr, rows, size, programs,
-        SUM: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False,
-):  # fmt: skip
+    x_ptr,
+    weight_ptr,
+    rstd_ptr,
+    dy_ptr,
+    dsum_ptr,
+    dx_ptr,
+    dadd_ptr,
+    by_part_ptr,
+    rows,
+    size,
+    programs,
+    SUM: tl.constexpr,
+    ADD: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
+):
     begin(DEPENDENT, True)
     program = tl.program_id(0)
     column = tl.arange(0, BLOCK)
@@ -89,16 +119,28 @@ def _rms_norm_backward(
 
 @triton.jit
 def _rms_norm_dweight(
-        by_part_ptr, dweight_ptr, parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False,
-):  # fmt: skip
+    by_part_ptr,
+    dweight_ptr,
+    parts,
+    size,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
+):
     begin(DEPENDENT, True)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((ROWS, BLOCK), tl.float32)
     for start in range(0, parts, ROWS):
         part = start + tl.arange(0, ROWS)
         inside = (part < parts)[:, None] & (column < size)[None, :]
-        total += tl.load(by_part_ptr + part[:, None] * size + column[None, :], mask=inside, other=0.0)
-    tl.store(dweight_ptr + column, tl.sum(total, axis=0).to(dweight_ptr.dtype.element_ty), mask=column < size)
+        total += tl.load(
+            by_part_ptr + part[:, None] * size + column[None, :], mask=inside, other=0.0
+        )
+    tl.store(
+        dweight_ptr + column,
+        tl.sum(total, axis=0).to(dweight_ptr.dtype.element_ty),
+        mask=column < size,
+    )
 
 
 class _AddRMSNorm(torch.autograd.Function):
@@ -108,21 +150,41 @@ class _AddRMSNorm(torch.autograd.Function):
     def forward(ctx, x: Tensor, add: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype):
         size = x.shape[-1] if x.ndim else 0
         if size > MAX_SIZE:
-            raise UsageError(f"the norm's kernel takes rows of at most {MAX_SIZE} numbers, not {size}: switch it off")
+            raise UsageError(
+                f"the norm's kernel takes rows of at most {MAX_SIZE} numbers, not {size}: switch it off"
+            )
         if not size or weight.shape != x.shape[-1:] or (add is not None and add.shape != x.shape):
             shapes = [[*each.shape] for each in (x, add, weight) if each is not None]
             raise UsageError(
                 f"the norm's kernel takes [..., D], what is added in the same shape, and a weight [D], D at least 1, not {shapes}"
             )
-        x, add, weight = x.contiguous(), None if add is None else add.contiguous(), weight.contiguous()
+        x = x.contiguous()
+        add = None if add is None else add.contiguous()
+        weight = weight.contiguous()
         rows = x.numel() // size
-        total = x if add is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, add.dtype))
-        y, rstd = torch.empty_like(x, dtype=dtype), torch.empty(rows, dtype=torch.float32, device=x.device)
+        total = (
+            x if add is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, add.dtype))
+        )
+        y = torch.empty_like(x, dtype=dtype)
+        rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
         blocks = tile("norm_forward", size, x.device)
         _rms_norm_forward[ceil_div(rows, blocks.rows),](
-            x, add, weight, total, y, rstd, None, rows, size, eps,
-            ADD=add is not None, COPY=False, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,
-        )  # fmt: skip
+            x,
+            add,
+            weight,
+            total,
+            y,
+            rstd,
+            None,
+            rows,
+            size,
+            eps,
+            ADD=add is not None,
+            COPY=False,
+            ROWS=blocks.rows,
+            BLOCK=blocks.columns,
+            num_warps=blocks.warps,
+        )
         ctx.save_for_backward(total, weight, rstd)
         ctx.dtypes = x.dtype, None if add is None else add.dtype
         ctx.set_materialize_grads(False)
@@ -132,23 +194,46 @@ class _AddRMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *gradients: Tensor | None):
         total, weight, rstd = ctx.saved_tensors
-        (x_dtype, add_dtype), size = ctx.dtypes, total.shape[-1]
+        (x_dtype, add_dtype) = ctx.dtypes
+        size = total.shape[-1]
         dsum, dy = gradients if add_dtype else (None, *gradients)
         if dy is None:  # the norm was not used, and if dsum is None nothing was
             both = (dsum.to(x_dtype), dsum.to(add_dtype)) if dsum is not None else (None, None)
             return *both, None, None, None
         dx = torch.empty_like(total, dtype=x_dtype)
-        dadd = torch.empty_like(total, dtype=add_dtype) if add_dtype not in (None, x_dtype) else None
+        dadd = (
+            torch.empty_like(total, dtype=add_dtype) if add_dtype not in (None, x_dtype) else None
+        )
         blocks = tile("norm_backward", size, total.device)
         parts = min(blocks.programs, ceil_div(rstd.numel(), blocks.rows))
-        dweight, by_part = torch.empty_like(weight), torch.empty(parts, size, dtype=torch.float32, device=total.device)
+        dweight = torch.empty_like(weight)
+        by_part = torch.empty(parts, size, dtype=torch.float32, device=total.device)
         _rms_norm_backward[parts,](
-            total, weight, rstd, dy.contiguous(), None if dsum is None else dsum.contiguous(), dx, dadd, by_part,
-            rstd.numel(), size, parts,
-            SUM=dsum is not None, ADD=dadd is not None, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,
-        )  # fmt: skip
+            total,
+            weight,
+            rstd,
+            dy.contiguous(),
+            None if dsum is None else dsum.contiguous(),
+            dx,
+            dadd,
+            by_part,
+            rstd.numel(),
+            size,
+            parts,
+            SUM=dsum is not None,
+            ADD=dadd is not None,
+            ROWS=blocks.rows,
+            BLOCK=blocks.columns,
+            num_warps=blocks.warps,
+        )
         _rms_norm_dweight[ceil_div(size, NORM_DWEIGHT.columns),](
-            by_part, dweight, parts, size, ROWS=NORM_DWEIGHT.rows, BLOCK=NORM_DWEIGHT.columns, num_warps=NORM_DWEIGHT.warps
+            by_part,
+            dweight,
+            parts,
+            size,
+            ROWS=NORM_DWEIGHT.rows,
+            BLOCK=NORM_DWEIGHT.columns,
+            num_warps=NORM_DWEIGHT.warps,
         )
         return dx, (dx if dadd is None else dadd) if add_dtype else None, dweight, None, None
 
@@ -163,12 +248,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         eps: added to the mean square before the root.
 
     Returns:
-        [..., D] in the type of `weight * x`; under autocast in autocast's type, which the next product wants.
+        [..., D] in the type of `weight * x`; under autocast in autocast's type, which the next
+        product wants.
 
     Raises:
         UsageError: D is larger or 0, or the shapes differ.
     """
-    (y,) = _AddRMSNorm.apply(x, None, weight, eps, products_dtype(x, torch.promote_types(x.dtype, weight.dtype)))
+    (y,) = _AddRMSNorm.apply(
+        x, None, weight, eps, products_dtype(x, torch.promote_types(x.dtype, weight.dtype))
+    )
     return y
 
 

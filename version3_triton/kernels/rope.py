@@ -5,10 +5,11 @@ A head's halves (a, b) at position s turn by the angles of `cos` and `sin` [S, D
     forward     a' = a cos - b sin        b' = b cos + a sin
     backward    the same with -sin: a rotation's transpose turns back
 
-Nothing is saved but the tables. Every number of q and k is read once and written once, 2 N Dh (H + K) each way for N = B S; the
-eager version moves five times as many, in five operators for q and five for k. Inputs may be strided, as the parts of a fused QKV
-product are; outputs and gradients are [B, S, heads, Dh] in memory, seen as [B, heads, S, Dh], as the products before and after
-want them.
+Nothing is saved but the tables. Every number of q and k is read once and written once, 2 N Dh (H +
+K) each way for N = B S; the eager version moves five times as many, in five operators for q and
+five for k. Inputs may be strided, as the parts of a fused QKV product are; outputs and gradients
+are [B, S, heads, Dh] in memory, seen as [B, heads, S, Dh], as the products before and after want
+them.
 """
 
 from tracepage.errors import UsageError
@@ -23,15 +24,34 @@ from torch.autograd.function import once_differentiable
 
 
 @triton.jit
-def _rotate(x_ptr, y_ptr, cos_ptr, sin_ptr, program, rows, length, batch_stride, head_stride, position_stride,
-            HEADS: tl.constexpr, HALF: tl.constexpr, SIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def _rotate(
+    x_ptr,
+    y_ptr,
+    cos_ptr,
+    sin_ptr,
+    program,
+    rows,
+    length,
+    batch_stride,
+    head_stride,
+    position_stride,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    SIGN: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Turns ROWS heads; row = (b S + s) HEADS + h."""
     row = program.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < HALF)[None, :]
-    head, token = row % HEADS, row // HEADS
-    position, batch = token % length, token // length
-    source = (batch * batch_stride + head * head_stride + position * position_stride)[:, None] + column[None, :]
+    head = row % HEADS
+    token = row // HEADS
+    position = token % length
+    batch = token // length
+    source = (batch * batch_stride + head * head_stride + position * position_stride)[
+        :, None
+    ] + column[None, :]
     table = position[:, None] * (2 * HALF) + column[None, :]
     cos = tl.load(cos_ptr + table, mask=inside, other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + table, mask=inside, other=0.0).to(tl.float32) * SIGN
@@ -44,38 +64,103 @@ def _rotate(x_ptr, y_ptr, cos_ptr, sin_ptr, program, rows, length, batch_stride,
 
 @triton.jit
 def _rope_forward(
-        q_ptr, k_ptr, q_out_ptr, k_out_ptr, cos_ptr, sin_ptr, tokens, length, q_programs,
-        q_batch, q_head, q_position, k_batch, k_head, k_position,
-        H: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr, SIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    q_ptr,
+    k_ptr,
+    q_out_ptr,
+    k_out_ptr,
+    cos_ptr,
+    sin_ptr,
+    tokens,
+    length,
+    q_programs,
+    q_batch,
+    q_head,
+    q_position,
+    k_batch,
+    k_head,
+    k_position,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    HALF: tl.constexpr,
+    SIGN: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """The first q_programs programs turn q, the others k. SIGN is 1 forward and -1 backward."""
     program = tl.program_id(0)
     if program < q_programs:
-        _rotate(q_ptr, q_out_ptr, cos_ptr, sin_ptr, program, tokens * H, length, q_batch, q_head, q_position,
-                H, HALF, SIGN, ROWS, BLOCK)  # fmt: skip
+        _rotate(
+            q_ptr,
+            q_out_ptr,
+            cos_ptr,
+            sin_ptr,
+            program,
+            tokens * H,
+            length,
+            q_batch,
+            q_head,
+            q_position,
+            H,
+            HALF,
+            SIGN,
+            ROWS,
+            BLOCK,
+        )
     else:
-        _rotate(k_ptr, k_out_ptr, cos_ptr, sin_ptr, program - q_programs, tokens * K, length, k_batch, k_head, k_position,
-                K, HALF, SIGN, ROWS, BLOCK)  # fmt: skip
+        _rotate(
+            k_ptr,
+            k_out_ptr,
+            cos_ptr,
+            sin_ptr,
+            program - q_programs,
+            tokens * K,
+            length,
+            k_batch,
+            k_head,
+            k_position,
+            K,
+            HALF,
+            SIGN,
+            ROWS,
+            BLOCK,
+        )
 
 
 def _turn(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, sign: int) -> tuple[Tensor, Tensor]:
     q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
     batch, heads, length, head_dim = q.shape
-    kv_heads, tokens = k.shape[1], batch * length
+    kv_heads = k.shape[1]
+    tokens = batch * length
     turned = [x.new_empty(batch, length, x.shape[1], head_dim).transpose(1, 2) for x in (q, k)]
     blocks = tile("rope", head_dim // 2, q.device)
     q_programs, k_programs = (ceil_div(tokens * n, blocks.rows) for n in (heads, kv_heads))
     _rope_forward[q_programs + k_programs,](
-        q, k, *turned, cos, sin, tokens, length, q_programs, *q.stride()[:3], *k.stride()[:3],
-        H=heads, K=kv_heads, HALF=head_dim // 2, SIGN=sign, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps,
-    )  # fmt: skip
+        q,
+        k,
+        *turned,
+        cos,
+        sin,
+        tokens,
+        length,
+        q_programs,
+        *q.stride()[:3],
+        *k.stride()[:3],
+        H=heads,
+        K=kv_heads,
+        HALF=head_dim // 2,
+        SIGN=sign,
+        ROWS=blocks.rows,
+        BLOCK=blocks.columns,
+        num_warps=blocks.warps,
+    )
     return turned[0], turned[1]
 
 
 class _Rope(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = cos.contiguous(), sin.contiguous()
+        cos = cos.contiguous()
+        sin = sin.contiguous()
         ctx.save_for_backward(cos, sin)
         return _turn(q, k, cos, sin, 1)
 
@@ -104,7 +189,9 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
     known = q.ndim == k.ndim == 4 and cos.ndim == 2 and cos.shape == sin.shape
     if not known or q.shape[::2] != k.shape[::2] or not q.shape[3] == k.shape[3] == cos.shape[1]:
         shapes = [[*each.shape] for each in (q, k, cos, sin)]
-        raise UsageError(f"RoPE takes q and k alike but for their heads, and two tables [S_max, Dh], not {shapes}")
+        raise UsageError(
+            f"RoPE takes q and k alike but for their heads, and two tables [S_max, Dh], not {shapes}"
+        )
     refuse_odd(q.shape[3])
     if q.shape[2] > cos.shape[0]:
         raise UsageError(f"the rotary tables hold {cos.shape[0]} positions, not {q.shape[2]}")

@@ -1,12 +1,14 @@
-"""SwiGLU's elementwise part (Shazeer 2020, arXiv:2002.05202) with g the gate, u the other product, s = sigmoid(g):
+"""SwiGLU's elementwise part (Shazeer 2020, arXiv:2002.05202) with g the gate, u the other product,
+s = sigmoid(g):
 
     forward     y = g s u
     backward    dg = dy u s (1 + g (1 - s))        du = dy g s
 
-Numbers moved per element: forward 3 (eager 5: silu, then the product), backward 5 (eager 9, TECHNICAL_APPENDICES.md B.1). Saved
-are g and u, as the products gave them; s and silu(g) are computed again, which costs nothing where memory is the limit. Inputs
-may have strided rows, as the halves of a fused product have. Programs go along the rows, so that those that run at the same
-time read and write neighbouring memory.
+Numbers moved per element: forward 3 (eager 5: silu, then the product), backward 5 (eager 9,
+TECHNICAL_APPENDICES.md B.1). Saved are g and u, as the products gave them; s and silu(g) are
+computed again, which costs nothing where memory is the limit. Inputs may have strided rows, as the
+halves of a fused product have. Programs go along the rows, so that those that run at the same time
+read and write neighbouring memory.
 """
 
 from tracepage.errors import UsageError
@@ -21,28 +23,58 @@ from torch.autograd.function import once_differentiable
 
 
 @triton.jit
-def _swiglu_forward(gate_ptr, up_ptr, y_ptr, rows, size, gate_stride, up_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _swiglu_forward(
+    gate_ptr,
+    up_ptr,
+    y_ptr,
+    rows,
+    size,
+    gate_stride,
+    up_stride,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     parts = tl.cdiv(size, BLOCK)
     row = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < size)[None, :]
-    gate = tl.load(gate_ptr + row[:, None] * gate_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + row[:, None] * up_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(
+        gate_ptr + row[:, None] * gate_stride + column[None, :], mask=inside, other=0.0
+    ).to(tl.float32)
+    up = tl.load(up_ptr + row[:, None] * up_stride + column[None, :], mask=inside, other=0.0).to(
+        tl.float32
+    )
     y = gate * tl.sigmoid(gate) * up
-    tl.store(y_ptr + row[:, None] * size + column[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(
+        y_ptr + row[:, None] * size + column[None, :], y.to(y_ptr.dtype.element_ty), mask=inside
+    )
 
 
 @triton.jit
 def _swiglu_backward(
-    gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, rows, size, gate_stride, up_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    gate_ptr,
+    up_ptr,
+    dy_ptr,
+    dgate_ptr,
+    dup_ptr,
+    rows,
+    size,
+    gate_stride,
+    up_stride,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     parts = tl.cdiv(size, BLOCK)
     row = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < size)[None, :]
     place = row[:, None] * size + column[None, :]
-    gate = tl.load(gate_ptr + row[:, None] * gate_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + row[:, None] * up_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(
+        gate_ptr + row[:, None] * gate_stride + column[None, :], mask=inside, other=0.0
+    ).to(tl.float32)
+    up = tl.load(up_ptr + row[:, None] * up_stride + column[None, :], mask=inside, other=0.0).to(
+        tl.float32
+    )
     dy = tl.load(dy_ptr + place, mask=inside, other=0.0).to(tl.float32)
     sigmoid = tl.sigmoid(gate)
     dgate = dy * up * sigmoid * (1 + gate * (1 - sigmoid))
@@ -64,10 +96,24 @@ def _launch(kernel, rows: int, size: int, device: torch.device, *arguments) -> N
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate: Tensor, up: Tensor) -> Tensor:
-        shape, gate, up = gate.shape, _rows(gate), _rows(up)
+        shape = gate.shape
+        gate = _rows(gate)
+        up = _rows(up)
         rows, size = gate.shape
         y = gate.new_empty(shape)
-        _launch(_swiglu_forward, rows, size, gate.device, gate, up, y, rows, size, gate.stride(0), up.stride(0))
+        _launch(
+            _swiglu_forward,
+            rows,
+            size,
+            gate.device,
+            gate,
+            up,
+            y,
+            rows,
+            size,
+            gate.stride(0),
+            up.stride(0),
+        )
         ctx.save_for_backward(gate, up)
         return y
 
@@ -76,11 +122,23 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx, dy: Tensor):
         gate, up = ctx.saved_tensors
         rows, size = gate.shape
-        dgate, dup = gate.new_empty(dy.shape), up.new_empty(dy.shape)
+        dgate = gate.new_empty(dy.shape)
+        dup = up.new_empty(dy.shape)
         _launch(
-            _swiglu_backward, rows, size, gate.device,
-            gate, up, dy.contiguous(), dgate, dup, rows, size, gate.stride(0), up.stride(0),
-        )  # fmt: skip
+            _swiglu_backward,
+            rows,
+            size,
+            gate.device,
+            gate,
+            up,
+            dy.contiguous(),
+            dgate,
+            dup,
+            rows,
+            size,
+            gate.stride(0),
+            up.stride(0),
+        )
         return dgate, dup
 
 
@@ -95,5 +153,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
         raise UsageError(f"the SwiGLU kernel takes [..., F] with F at least 1, not {[*gate.shape]}")
     if gate.shape != up.shape or gate.dtype != up.dtype:
         what = [f"{[*each.shape]} {each.dtype}" for each in (gate, up)]
-        raise UsageError(f"the SwiGLU kernel takes gate and up of one shape and type, not {what[0]} and {what[1]}")
+        raise UsageError(
+            f"the SwiGLU kernel takes gate and up of one shape and type, not {what[0]} and {what[1]}"
+        )
     return _SwiGLU.apply(gate, up)

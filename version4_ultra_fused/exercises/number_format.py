@@ -3,8 +3,9 @@
     python number_format.py --gpu "NVIDIA H200"
     python number_format.py --scale-error -6 0 6
 
-The first command needs no GPU; it reads the data sheet's peaks. The second trains Version 4 with its block products in FP8 for 60
-steps at a small size, also on a CPU, with every scale multiplied by 2 to the power K.
+The first command needs no GPU; it reads the data sheet's peaks. The second trains Version 4 with
+its block products in FP8 for 60 steps at a small size, also on a CPU, with every scale multiplied
+by 2 to the power K.
 """
 
 import argparse
@@ -26,21 +27,31 @@ from version4_ultra_fused.memory.optimizer import MasterAdamW
 import torch
 from torch import Tensor
 
-CASTS = 10  # kernels a layer that bf16 does not have: three of x, three of gradients, four of weights
+# kernels a layer that bf16 does not have: three of x, three of gradients, four of weights
+CASTS = 10
 SMALL = ModelConfig(
-    vocab_size=64, hidden_size=32, num_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=64
+    vocab_size=64,
+    hidden_size=32,
+    num_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    intermediate_size=64,
 )
 KERNEL_US = 2  # of the shortest kernel in a graph
-STEPS, BATCH, LENGTH = 60, 4, 32
+STEPS = 60
+BATCH = 4
+LENGTH = 32
 
 
 def layer(model: ModelConfig, tokens: int) -> tuple[int, int]:
-    """FLOPs of a layer's products in a step, forward and backward, and the bytes of casts that no other kernel does.
+    """FLOPs of a layer's products in a step, forward and backward, and the bytes of casts that no
+    other kernel does.
 
     A cast of a number moves 4 bytes: it reads bfloat16, and writes FP8 by rows and transposed.
     """
     heads = (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
-    d, f = model.hidden_size, model.intermediate_size
+    d = model.hidden_size
+    f = model.intermediate_size
     weights = heads * d + model.num_attention_heads * model.head_dim * d + 3 * d * f
     return 6 * tokens * weights, 4 * (tokens * (5 * d + heads) + weights)
 
@@ -53,12 +64,19 @@ def forecast(gpu: str) -> str:
     rows = []
     for preset in PRESETS:
         config = resolve(preset)
-        flops, moved = layer(config.model, config.training.batch_size * config.training.sequence_length)
-        bf16, fp8, casts = 1e6 * flops / peak["bf16"], 1e6 * flops / peak["fp8"], 1e6 * moved / peak["bandwidth"]
-        gain, launched = bf16 - fp8 - casts, bf16 - fp8 - max(casts, CASTS * KERNEL_US)
+        flops, moved = layer(
+            config.model, config.training.batch_size * config.training.sequence_length
+        )
+        bf16 = 1e6 * flops / peak["bf16"]
+        fp8 = 1e6 * flops / peak["fp8"]
+        casts = 1e6 * moved / peak["bandwidth"]
+        gain = bf16 - fp8 - casts
+        launched = bf16 - fp8 - max(casts, CASTS * KERNEL_US)
         rows.append([preset, flops / 1e9, bf16, fp8, moved / 1e6, casts, gain, launched])
     limits = "gain, us", f"gain if a cast takes {KERNEL_US} us"
-    return tables.text(["a layer of", "GFLOP", "bf16, us", "FP8, us", "casts, MB", "casts, us", *limits], rows)
+    return tables.text(
+        ["a layer of", "GFLOP", "bf16, us", "FP8, us", "casts, MB", "casts, us", *limits], rows
+    )
 
 
 def losses(scale_error: int, fp8: bool = True) -> list[float]:
@@ -77,14 +95,32 @@ def losses(scale_error: int, fp8: bool = True) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gpu", default="NVIDIA H200", metavar="NAME", help="of the data sheet (default: NVIDIA H200)")
-    parser.add_argument("--scale-error", type=int, nargs="+", metavar="K", help="train with scales that are 2^K times right")
+    parser.add_argument(
+        "--gpu",
+        default="NVIDIA H200",
+        metavar="NAME",
+        help="of the data sheet (default: NVIDIA H200)",
+    )
+    parser.add_argument(
+        "--scale-error",
+        type=int,
+        nargs="+",
+        metavar="K",
+        help="train with scales that are 2^K times right",
+    )
     options = cli.parse(parser)
     if options.scale_error is None:
         print(forecast(options.gpu))
         return
-    runs = {"bf16": losses(0, fp8=False)} | {f"FP8, scales x 2^{error}": losses(error) for error in options.scale_error}
-    print(tables.text(["products", "loss 1", f"loss {STEPS}"], [[name, found[0], found[-1]] for name, found in runs.items()]))
+    runs = {"bf16": losses(0, fp8=False)} | {
+        f"FP8, scales x 2^{error}": losses(error) for error in options.scale_error
+    }
+    print(
+        tables.text(
+            ["products", "loss 1", f"loss {STEPS}"],
+            [[name, found[0], found[-1]] for name, found in runs.items()],
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Both ends of the model as autograd Functions: the embedding, and the last norm with the head and the loss.
+"""Both ends of the model as autograd Functions: the embedding, and the last norm with the head and
+the loss.
 
-They share one weight, so its gradient has two parts: the head's comes first in the backward pass, the embedding's last.
+They share one weight, so its gradient has two parts: the head's comes first in the backward pass,
+the embedding's last.
 """
 
 from common.precision import products_dtype
@@ -16,14 +18,17 @@ from torch.autograd.function import once_differentiable
 class EmbeddingFunction(torch.autograd.Function):
     """Token ids [N] -> [N, D]. Its gradient is the last of the backward pass.
 
-    The gradient needs the ids sorted. With the memory plan they are sorted beside the loss, so `sort` sets `ctx.sorted` there.
+    The gradient needs the ids sorted. With the memory plan they are sorted beside the loss, so
+    `sort` sets `ctx.sorted` there.
 
-    `gradient`: whether one will be computed, which `needs_input_grad` does not tell: it is true under `no_grad` as well.
+    `gradient`: whether one will be computed, which `needs_input_grad` does not tell: it is true
+    under `no_grad` as well.
     """
 
     @staticmethod
     def forward(ctx, weight: Tensor, ids: Tensor, plan: MemoryPlan, gradient: bool) -> Tensor:
-        ctx.weight, ctx.plan = weight, plan
+        ctx.weight = weight
+        ctx.plan = plan
 
         def sort() -> None:
             ctx.sorted = ids.sort(stable=True)  # the ids and their order
@@ -45,26 +50,35 @@ def embed(weight: Tensor, ids: Tensor, plan: MemoryPlan) -> Tensor:
 
 
 class LossFunction(torch.autograd.Function):
-    """The last norm, the head and the mean cross-entropy in nats: x and branch [N, D], targets [N] -> scalar.
+    """The last norm, the head and the mean cross-entropy in nats: x and branch [N, D], targets [N]
+    -> scalar.
 
-    `model.one` is a tensor that holds 1. A backward pass that starts from it, and not from an equal one, multiplies nothing.
+    `model.one` is a tensor that holds 1. A backward pass that starts from it, and not from an equal
+    one, multiplies nothing.
     """
 
     @staticmethod
     def forward(ctx, x, branch, targets: Tensor, model, *weights: Tensor) -> Tensor:
-        (norm_weight, head), plan = weights, model.plan
+        (norm_weight, head) = weights
+        plan = model.plan
         plan.run_waiting()
         weight = plan.weight(head, products_dtype(x))
         _, y, norm = kernels.add_norm(x, branch, norm_weight, model.norm.eps, weight.dtype)
         logits = y @ weight.T  # [N, V]
-        ctx.saved, ctx.head, ctx.plan, ctx.one = (y, norm, logits), head, plan, model.one
-        return kernels.cross_entropy(logits, targets, any(ctx.needs_input_grad))  # logits become their gradient
+        ctx.saved = (y, norm, logits)
+        ctx.head = head
+        ctx.plan = plan
+        ctx.one = model.one
+        # logits become their gradient
+        return kernels.cross_entropy(logits, targets, any(ctx.needs_input_grad))
 
     @staticmethod
     @once_differentiable
     @span("loss")
     def backward(ctx, dloss: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (y, norm, dlogits), head, plan = saved(ctx), ctx.head, ctx.plan
+        (y, norm, dlogits) = saved(ctx)
+        head = ctx.head
+        plan = ctx.plan
         if dloss is not ctx.one:
             dlogits = dlogits * dloss
         dhead = plan.matrix_gradient(head, dlogits, y)

@@ -1,8 +1,9 @@
-"""A block whose matrix products are in FP8 (`--enable-fp8`); `kernels/fp8/casts.py` says how a tensor becomes 8 bits wide.
+"""A block whose matrix products are in FP8 (`--enable-fp8`); `kernels/fp8/casts.py` says how a
+tensor becomes 8 bits wide.
 
-The residual stream, the norms, attention, the embedding, the head and the master weights are as in `tiny_llama_v4.py`. x and W of
-a product x W^T are in e4m3, and the gradient of its result is in e5m2, which has a wider range. Their scales are
-those of `kernels/fp8/scales.py`.
+The residual stream, the norms, attention, the embedding, the head and the master weights are as in
+`tiny_llama_v4.py`. x and W of a product x W^T are in e4m3, and the gradient of its result is in
+e5m2, which has a wider range. Their scales are those of `kernels/fp8/scales.py`.
 """
 
 from common import device as devices
@@ -21,9 +22,13 @@ from torch.autograd.function import once_differentiable
 
 
 def checked(options: Options) -> Options:
-    """The options; raises UsageError, with the reason, where they ask for recomputation, or for FP8 where it cannot run."""
+    """The options; raises UsageError, with the reason, where they ask for recomputation, or for FP8
+    where it cannot run.
+    """
     if options.checkpoint_activations != "none":
-        raise UsageError("--checkpoint-activations: its blocks have a backward pass of their own, which recomputes already")
+        raise UsageError(
+            "--checkpoint-activations: its blocks have a backward pass of their own, which recomputes already"
+        )
     if options.switches["fa4"]:
         refuse_fa4(options)
     if options.switches["fp8"] and (reason := _reason(options)):
@@ -32,11 +37,18 @@ def checked(options: Options) -> Options:
 
 
 def _reason(options: Options) -> str | None:
-    device, model = devices.select(options.device), options.model
+    device = devices.select(options.device)
+    model = options.model
     if device.type != "cuda":
         return "products in FP8 need a GPU"
-    name = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0] if torch.version.hip else ""
-    if name not in ("gfx942", "gfx950") and (torch.version.hip or torch.cuda.get_device_capability(device) < (8, 9)):
+    name = (
+        torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
+        if torch.version.hip
+        else ""
+    )
+    if name not in ("gfx942", "gfx950") and (
+        torch.version.hip or torch.cuda.get_device_capability(device) < (8, 9)
+    ):
         return f"{torch.cuda.get_device_name(device)} has no products in FP8"
     if not options.use_amp or options.amp_dtype == "float16" or not options.switches["memory-plan"]:
         return "it needs --use-amp in bfloat16, for what is not in FP8, and the memory plan"
@@ -47,12 +59,17 @@ def _reason(options: Options) -> str | None:
 
 
 class Product:
-    """One product x W^T in FP8 and, later, its two gradients; it keeps x and W as these need them, transposed."""
+    """One product x W^T in FP8 and, later, its two gradients; it keeps x and W as these need them,
+    transposed.
+    """
 
     def __init__(self, plan: MemoryPlan, parameter: Tensor) -> None:
         assert plan.scales
-        self.plan, self.parameter = plan, parameter
-        self.x, self.weight, self.gradient = (plan.scales.slot(parameter, which) for which in (X, WEIGHT, GRADIENT))
+        self.plan = plan
+        self.parameter = parameter
+        self.x, self.weight, self.gradient = (
+            plan.scales.slot(parameter, which) for which in (X, WEIGHT, GRADIENT)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """x [N, I] -> x W^T [N, O]."""
@@ -60,7 +77,9 @@ class Product:
 
     def forward_stored(self, rows: Tensor, columns: Tensor) -> Tensor:
         """The same of an x that is in FP8, by rows and transposed."""
-        weight, self.weight_columns = kernels.quantize(self.plan.weight(self.parameter, torch.bfloat16), self.weight)
+        weight, self.weight_columns = kernels.quantize(
+            self.plan.weight(self.parameter, torch.bfloat16), self.weight
+        )
         self.x_columns = columns
         return self._multiply(rows, weight, self.x, self.weight, fast=True)
 
@@ -69,7 +88,8 @@ class Product:
         return self.backward_stored(*kernels.quantize(dy, self.gradient))
 
     def backward_stored(self, rows: Tensor, columns: Tensor) -> Tensor:
-        out, x = self.plan.gradient[self.parameter], self.x_columns
+        out = self.plan.gradient[self.parameter]
+        x = self.x_columns
 
         def write() -> None:
             self._multiply(columns, x, self.gradient, self.x, out=out)
@@ -78,11 +98,26 @@ class Product:
         return self._multiply(rows, self.weight_columns, self.gradient, self.weight)
 
     @staticmethod
-    def _multiply(a: Tensor, b: Tensor, a_slot: Slot, b_slot: Slot, out: Tensor | None = None, fast: bool = False) -> Tensor:
-        """a [M, K] b [N, K]^T in bfloat16; fast: with sums of about 14 bits in the tensor cores, not float32."""
+    def _multiply(
+        a: Tensor,
+        b: Tensor,
+        a_slot: Slot,
+        b_slot: Slot,
+        out: Tensor | None = None,
+        fast: bool = False,
+    ) -> Tensor:
+        """a [M, K] b [N, K]^T in bfloat16; fast: with sums of about 14 bits in the tensor cores,
+        not float32.
+        """
         given = {} if out is None else {"out": out}
         return torch._scaled_mm(
-            a, b.T, scale_a=a_slot.scale, scale_b=b_slot.scale, out_dtype=torch.bfloat16, use_fast_accum=fast, **given
+            a,
+            b.T,
+            scale_a=a_slot.scale,
+            scale_b=b_slot.scale,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=fast,
+            **given,
         )
 
 
@@ -91,15 +126,22 @@ class FP8AttentionFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, branch, block, shared, *weights: Tensor):
-        (norm_weight, qkv, output), plan, attn = weights, shared.plan, block.self_attn
+        (norm_weight, qkv, output) = weights
+        plan = shared.plan
+        attn = block.self_attn
         with span("norm"):
-            x, y, norm = kernels.add_norm(x, branch, norm_weight, block.input_layernorm.eps, torch.bfloat16)
+            x, y, norm = kernels.add_norm(
+                x, branch, norm_weight, block.input_layernorm.eps, torch.bfloat16
+            )
         with span("attention"):
-            into, out_of = Product(plan, qkv), Product(plan, output)
+            into = Product(plan, qkv)
+            out_of = Product(plan, output)
             with span("qkv_projection"):
                 packed = kernels.rotate(into.forward(y), shared.rope, attn.rotated)
             attended = CausalAttention(packed, shared.rope, attn.heads, shared.switches)
-            ctx.saved, ctx.block, ctx.plan = (norm, attended, into, out_of), block, plan
+            ctx.saved = (norm, attended, into, out_of)
+            ctx.block = block
+            ctx.plan = plan
             with span("output_projection"):
                 return without_gradient(ctx, x), out_of.forward(attended.out)
 
@@ -107,7 +149,8 @@ class FP8AttentionFunction(torch.autograd.Function):
     @once_differentiable
     @span("attention")
     def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (norm, attended, into, out_of), plan = saved(ctx), ctx.plan
+        (norm, attended, into, out_of) = saved(ctx)
+        plan = ctx.plan
         dy = into.backward(attended.gradient(out_of.backward(dbranch))[0])
         dx, dbranch, dnorm = plan.norm_backward(dy, dbranch, norm, ctx.needs_input_grad)
         plan.block_done(ctx.block)
@@ -119,16 +162,21 @@ class FP8FeedForwardFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, branch, block, shared, *weights: Tensor):
-        (norm_weight, gate_up, down), plan = weights, shared.plan
+        (norm_weight, gate_up, down) = weights
+        plan = shared.plan
         with span("norm"):
-            x, y, norm = kernels.add_norm(x, branch, norm_weight, block.post_attention_layernorm.eps, torch.bfloat16)
+            x, y, norm = kernels.add_norm(
+                x, branch, norm_weight, block.post_attention_layernorm.eps, torch.bfloat16
+            )
         with span("mlp"):
-            into, out_of = Product(plan, gate_up), Product(plan, down)
+            into = Product(plan, gate_up)
+            out_of = Product(plan, down)
             with span("gate_up"):
                 gates = into.forward(y)  # [N, 2 F]
             with span("activation"):
                 hidden = kernels.swiglu_quantized(gates, out_of.x)
-            ctx.saved, ctx.plan = (norm, gates, into, out_of), plan
+            ctx.saved = (norm, gates, into, out_of)
+            ctx.plan = plan
             with span("down"):
                 return without_gradient(ctx, x), out_of.forward_stored(*hidden)
 
@@ -136,7 +184,8 @@ class FP8FeedForwardFunction(torch.autograd.Function):
     @once_differentiable
     @span("mlp")
     def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (norm, gates, into, out_of), plan = saved(ctx), ctx.plan
+        (norm, gates, into, out_of) = saved(ctx)
+        plan = ctx.plan
         dgates = kernels.swiglu_backward_quantized(out_of.backward(dbranch), gates, into.gradient)
         dy = into.backward_stored(*dgates)
         dx, dbranch, dnorm = plan.norm_backward(dy, dbranch, norm, ctx.needs_input_grad)

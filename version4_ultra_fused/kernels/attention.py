@@ -6,15 +6,16 @@
     S at most 256, or else exact    Version 3's kernels
     longer                          PyTorch's fused attention, which on Hopper is cuDNN's
 
-Measured on an H200 in bf16, forward and backward with RoPE's gradient, in us (LOG.md has the table):
+Measured on an H200 in bf16, forward and backward with RoPE's gradient, in us (LOG.md has the
+table):
 
     S, Dh, H of K heads      128, 32, 8 of 8    128, 64, 8 of 4    512, 128, 8 of 4    2048, 64, 32 of 4
     one backward kernel      8.6                16                 -                   -
     Version 3's kernels      14                 20                 201                 994
     cuDNN                    23                 29                 184                 768
 
-cuDNN adds parts of dq in any order, so its gradients can differ in their last bits from run to run. So do those of
-FlashAttention-4 if not exact. All other kernels always give the same bits.
+cuDNN adds parts of dq in any order, so its gradients can differ in their last bits from run to run.
+So do those of FlashAttention-4 if not exact. All other kernels always give the same bits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,10 @@ from version4_ultra_fused.kernels.reference import Rope
 import torch
 from torch import Tensor
 
-SHORT, VERSION3, FA4 = 128, 256, 1024  # the longest sequences for two forms, and the shortest for FlashAttention-4
+# the longest sequences for two forms, and the shortest for FlashAttention-4
+SHORT = 128
+VERSION3 = 256
+FA4 = 1024
 
 if LOADED:
     from version3_triton.kernels import flash_attention, launch_sizes
@@ -43,16 +47,30 @@ if LOADED:
 def refuse_fa4(options: Options) -> None:
     """UsageError, with the reason, where --enable-fa4 cannot run or has no effect."""
     device = devices.select(options.device)
-    if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device)[0] not in (9, 10):
+    if (
+        device.type != "cuda"
+        or torch.version.hip
+        or torch.cuda.get_device_capability(device)[0] not in (9, 10)
+    ):
         raise UsageError("--enable-fa4: FlashAttention-4 needs a Hopper or Blackwell GPU")
     if not find_spec("flash_attn") or not find_spec("flash_attn.cute"):
-        raise UsageError("--enable-fa4: flash-attn-4 is not installed: pip install flash-attn-4==4.0.0b36")
-    if not options.use_amp or options.seq_len < FA4 or options.model.head_dim not in range(8, 129, 8):
-        raise UsageError(f"--enable-fa4 needs --use-amp, --seq-len from {FA4} on, and a head dimension of 8, 16, ... 128")
+        raise UsageError(
+            "--enable-fa4: flash-attn-4 is not installed: pip install flash-attn-4==4.0.0b36"
+        )
+    if (
+        not options.use_amp
+        or options.seq_len < FA4
+        or options.model.head_dim not in range(8, 129, 8)
+    ):
+        raise UsageError(
+            f"--enable-fa4 needs --use-amp, --seq-len from {FA4} on, and a head dimension of 8, 16, ... 128"
+        )
 
 
 def form(q: Tensor, switches: Switches) -> str:
-    """Which form of attention runs for q [B, H, S, Dh]: `short`, `version3` (its kernels), `fa4` or `library`."""
+    """Which form of attention runs for q [B, H, S, Dh]: `short`, `version3` (its kernels), `fa4` or
+    `library`.
+    """
     batch, heads, length, head_dim = q.shape
     if missing(q.device) or q.dtype.itemsize > 4:
         return "library"
@@ -60,7 +78,8 @@ def form(q: Tensor, switches: Switches) -> str:
         return "fa4"
     if batch * heads > flash_attention.MAX_HEADS or head_dim > flash_attention.MAX_HEAD_DIM:
         return "library"
-    measured = INTERPRETED or launch_sizes.family() == "sm_90"  # elsewhere the short form spills registers
+    # elsewhere the short form spills registers
+    measured = INTERPRETED or launch_sizes.family() == "sm_90"
     if measured and q.dtype.itemsize == 2 and length <= SHORT and head_dim <= 64:
         return "short"
     return "version3" if switches["exact-attention"] or length <= VERSION3 else "library"
@@ -89,18 +108,23 @@ class CausalAttention:
     """One attention: computed when made, `out` [B S, H Dh], and later its `gradient`.
 
     Args:
-        qkv: [B S, (H + 2 K) Dh], after RoPE.
-        heads: H, K, K.
-        switches: `exact-attention` takes kernels that repeat bit for bit, at any length; `fa4` is FlashAttention-4.
+        qkv: [B S, (H + 2 K) Dh], after RoPE. heads: H, K, K. switches: `exact-attention` takes
+        kernels that repeat bit for bit, at any length; `fa4` is FlashAttention-4.
     """
 
     @span("attention_core")
-    def __init__(self, qkv: Tensor, rope: Rope, heads: tuple[int, int, int], switches: Switches) -> None:
-        self.qkv, self.rope, self.heads = qkv, rope, heads
+    def __init__(
+        self, qkv: Tensor, rope: Rope, heads: tuple[int, int, int], switches: Switches
+    ) -> None:
+        self.qkv = qkv
+        self.rope = rope
+        self.heads = heads
         self.batch = qkv.shape[0] // rope.length
-        split = qkv.view(self.batch, rope.length, sum(heads), rope.head_dim).split(heads, dim=2)  # 3 x [B, S, H or K, Dh]
+        # 3 x [B, S, H or K, Dh]
+        split = qkv.view(self.batch, rope.length, sum(heads), rope.head_dim).split(heads, dim=2)
         q, k, v = (x.transpose(1, 2) for x in split)
-        self.form, exact = form(q, switches), bool(switches["exact-attention"])
+        self.form = form(q, switches)
+        exact = bool(switches["exact-attention"])
         if self.form == "short":
             out, self.lse = flash_attention.attend(q, k, v, **dependent())
             self.out = out.transpose(1, 2).flatten(2).flatten(0, 1)
@@ -111,14 +135,24 @@ class CausalAttention:
             if self.form == "fa4":
                 self.graph = fa4(self.inputs, exact)  # [B, H, S, Dh]
             else:
-                self.graph = (flash_attention if self.form == "version3" else reference).attention(*self.inputs)
+                self.graph = (flash_attention if self.form == "version3" else reference).attention(
+                    *self.inputs
+                )
         self.out = self.graph.detach().transpose(1, 2).flatten(2).flatten(0, 1)
 
     @span("attention_core")
     def gradient(self, dout: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The gradient of q, k and v before RoPE [B S, (H + 2 K) Dh], from that of `out`; and `dots` of its kernel, or None."""
+        """The gradient of q, k and v before RoPE [B S, (H + 2 K) Dh], from that of `out`; and
+        `dots` of its kernel, or None.
+        """
         if self.form == "short":
-            return short_attention.attend_backward(dout, self.qkv, (self.out, self.lse), self.rope, self.heads)
-        dout = dout.view(self.batch, self.rope.length, self.heads[0], self.rope.head_dim).transpose(1, 2)
+            return short_attention.attend_backward(
+                dout, self.qkv, (self.out, self.lse), self.rope, self.heads
+            )
+        dout = dout.view(self.batch, self.rope.length, self.heads[0], self.rope.head_dim).transpose(
+            1, 2
+        )
         with self.order():
-            return kernels.rotate_back(*torch.autograd.grad(self.graph, self.inputs, dout), self.rope), None
+            return kernels.rotate_back(
+                *torch.autograd.grad(self.graph, self.inputs, dout), self.rope
+            ), None

@@ -1,16 +1,19 @@
-"""Mean cross-entropy of logits and its gradient, in one kernel that writes the gradient over the logits.
+"""Mean cross-entropy of logits and its gradient, in one kernel that writes the gradient over the
+logits.
 
-For a token with logits z [V], target t, m = max z and s = sum_v exp(z_v - m), for N tokens that count:
+For a token with logits z [V], target t, m = max z and s = sum_v exp(z_v - m), for N tokens that
+count:
 
     loss = mean (log s - (z_t - m))        dz = (exp(z - m) / s - onehot(t)) / N
 
-A program has a row of logits. A short row stays in registers. A long one is read twice, a block at a time with a running maximum
-(online softmax, Milakov and Gimelshein 2018, arXiv:1805.02867), but the second time from the L2 cache. So 4 V bytes a token move
-in 16 bits.
+A program has a row of logits. A short row stays in registers. A long one is read twice, a block at
+a time with a running maximum (online softmax, Milakov and Gimelshein 2018, arXiv:1805.02867), but
+the second time from the L2 cache. So 4 V bytes a token move in 16 bits.
 
-A token with target -100 does not count, and its dz is 0. How many count is known only when all targets have been read. So the
-first kernel divides by the number of all tokens. The second kernel takes the mean, as PyTorch's would otherwise, and scales the
-gradient again where some tokens did not count: that second pass, and a second rounding, are what -100 costs.
+A token with target -100 does not count, and its dz is 0. How many count is known only when all
+targets have been read. So the first kernel divides by the number of all tokens. The second kernel
+takes the mean, as PyTorch's would otherwise, and scales the gradient again where some tokens did
+not count: that second pass, and a second rounding, are what -100 costs.
 """
 
 from tracepage.errors import UsageError
@@ -29,15 +32,23 @@ BLOCK = 8192  # most logits that a program holds; measured on an H200 for V = 32
 
 @triton.jit
 def _cross_entropy(
-        z_ptr, targets_ptr, losses_ptr, vocabulary, scale,
-        GRADIENT: tl.constexpr, SHORT: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False,
-):  # fmt: skip
+    z_ptr,
+    targets_ptr,
+    losses_ptr,
+    vocabulary,
+    scale,
+    GRADIENT: tl.constexpr,
+    SHORT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
+):
     begin(DEPENDENT, True)
     row = tl.program_id(0).to(tl.int64)
     z_ptr += row * vocabulary
     target = tl.load(targets_ptr + row)
     known = (target >= 0) & (target < vocabulary)
-    chosen = tl.load(z_ptr + target, mask=known, other=0.0).to(tl.float32)  # read before the row is overwritten
+    # read before the row is overwritten
+    chosen = tl.load(z_ptr + target, mask=known, other=0.0).to(tl.float32)
     column = tl.arange(0, BLOCK)
     if SHORT:
         z = tl.load(z_ptr + column, mask=column < vocabulary, other=float("-inf")).to(tl.float32)
@@ -45,14 +56,18 @@ def _cross_entropy(
         z = tl.exp(z - maximum)
         normalizer = tl.sum(z, axis=0)
     else:
-        maximum, total = tl.full((), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.float32)
+        maximum = tl.full((), float("-inf"), tl.float32)
+        total = tl.zeros((BLOCK,), tl.float32)
         for start in range(0, vocabulary, BLOCK):
-            z = tl.load(z_ptr + start + column, mask=start + column < vocabulary, other=float("-inf")).to(tl.float32)
+            z = tl.load(
+                z_ptr + start + column, mask=start + column < vocabulary, other=float("-inf")
+            ).to(tl.float32)
             highest = tl.maximum(maximum, tl.max(z, axis=0))
             total = total * tl.exp(maximum - highest) + tl.exp(z - highest)
             maximum = highest
         normalizer = tl.sum(total, axis=0)
-    otherwise = tl.where(target == IGNORE_INDEX, 0.0, float("nan"))  # of a token without a target: its loss and gradient
+    # of a token without a target: its loss and gradient
+    otherwise = tl.where(target == IGNORE_INDEX, 0.0, float("nan"))
     tl.store(losses_ptr + row, tl.where(known, tl.log(normalizer) - (chosen - maximum), otherwise))
     if GRADIENT:
         inverse = tl.where(known, 1.0 / normalizer, otherwise)
@@ -63,19 +78,31 @@ def _cross_entropy(
             for start in range(0, vocabulary, BLOCK):
                 inside = start + column < vocabulary
                 z = tl.load(z_ptr + start + column, mask=inside, other=float("-inf")).to(tl.float32)
-                dz = (tl.exp(z - maximum) * inverse - tl.where(start + column == target, 1.0, 0.0)) * scale
+                dz = (
+                    tl.exp(z - maximum) * inverse - tl.where(start + column == target, 1.0, 0.0)
+                ) * scale
                 tl.store(z_ptr + start + column, dz.to(z_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _cross_entropy_mean(
-        losses_ptr, targets_ptr, mean_ptr, dz_ptr, tokens, vocabulary,
-        GRADIENT: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False,
-):  # fmt: skip
-    """Each program counts; the first writes the mean, and all scale the gradient if there is one and tokens do not count."""
+    losses_ptr,
+    targets_ptr,
+    mean_ptr,
+    dz_ptr,
+    tokens,
+    vocabulary,
+    GRADIENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
+):
+    """Each program counts; the first writes the mean, and all scale the gradient if there is one
+    and tokens do not count.
+    """
     begin(DEPENDENT, True)
     program = tl.program_id(0)
-    total, counted = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.int32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    counted = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, tokens, BLOCK):
         token = start + tl.arange(0, BLOCK)
         target = tl.load(targets_ptr + token, mask=token < tokens, other=IGNORE_INDEX)
@@ -97,10 +124,12 @@ def _cross_entropy_mean(
 
 @interpretable
 def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
-    """The mean loss of the tokens that count, in nats; with `gradient` its gradient is written over the logits.
+    """The mean loss of the tokens that count, in nats; with `gradient` its gradient is written over
+    the logits.
 
-    Without any token that counts the loss is nan and the gradient 0. On a GPU a target that is neither a token's id nor -100
-    makes the loss and its token's gradient nan. This adds no kernel to a captured step, as an assertion by PyTorch would.
+    Without any token that counts the loss is nan and the gradient 0. On a GPU a target that is
+    neither a token's id nor -100 makes the loss and its token's gradient nan. This adds no kernel
+    to a captured step, as an assertion by PyTorch would.
 
     Args:
         logits: [N, V], contiguous.
@@ -118,13 +147,31 @@ def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
         wrong = targets[(targets != IGNORE_INDEX.value) & ((targets < 0) | (targets >= vocabulary))]
         if len(wrong):
             raise IndexError(f"Target {wrong[0].item()} is out of bounds.")
-    losses, mean = logits.new_empty(tokens, dtype=torch.float32), logits.new_empty((), dtype=torch.float32)
+    losses = logits.new_empty(tokens, dtype=torch.float32)
+    mean = logits.new_empty((), dtype=torch.float32)
     block = min(BLOCK, triton.next_power_of_2(vocabulary))
     _cross_entropy[tokens,](
-        logits, targets, losses, vocabulary, 1 / tokens,
-        GRADIENT=gradient, SHORT=vocabulary <= block, BLOCK=block, num_warps=max(4, block // 1024), **dependent(),
-    )  # fmt: skip
+        logits,
+        targets,
+        losses,
+        vocabulary,
+        1 / tokens,
+        GRADIENT=gradient,
+        SHORT=vocabulary <= block,
+        BLOCK=block,
+        num_warps=max(4, block // 1024),
+        **dependent(),
+    )
     _cross_entropy_mean[multiprocessors() if gradient else 1,](
-        losses, targets, mean, logits, tokens, vocabulary, GRADIENT=gradient, BLOCK=2048, num_warps=8, **dependent()
+        losses,
+        targets,
+        mean,
+        logits,
+        tokens,
+        vocabulary,
+        GRADIENT=gradient,
+        BLOCK=2048,
+        num_warps=8,
+        **dependent(),
     )
     return mean

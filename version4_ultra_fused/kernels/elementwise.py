@@ -1,8 +1,9 @@
 """RoPE and SwiGLU beside a library's matrix product, as kernels of their own, forward and backward.
 
-`rotate` and `swiglu` run where `tiles.py` has no epilogue for a product of this size on this GPU. `rotate_back` runs after every
-form of attention but the short one. `swiglu_backward` always runs, but for FP8. Rows that are combined are neighbours, as in
-`memory/interleaved.py`, so a program reads consecutive memory and each pair is in one thread. Bytes moved, e for an element:
+`rotate` and `swiglu` run where `tiles.py` has no epilogue for a product of this size on this GPU.
+`rotate_back` runs after every form of attention but the short one. `swiglu_backward` always runs,
+but for FP8. Rows that are combined are neighbours, as in `memory/interleaved.py`, so a program
+reads consecutive memory and each pair is in one thread. Bytes moved, e for an element:
 
     rotate             2 Dh (H + K) e a token        in place
     rotate_back        2 Dh (H + 2 K) e a token      packs dq, dk and dv as well
@@ -35,22 +36,42 @@ def swiglu_gradient(gate, up, dy):
 def _swiglu(gate_up_ptr, y_ptr, pairs, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False):
     begin(DEPENDENT, True)
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    left, both, pair = pairs - first, tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK)
-    gate_up = tl.load(gate_up_ptr + 2 * first + both, mask=both < 2 * left, other=0.0).to(tl.float32)
+    left = pairs - first
+    both = tl.arange(0, 2 * BLOCK)
+    pair = tl.arange(0, BLOCK)
+    gate_up = tl.load(gate_up_ptr + 2 * first + both, mask=both < 2 * left, other=0.0).to(
+        tl.float32
+    )
     gate, up = tl.split(tl.reshape(gate_up, (BLOCK, 2)))
-    tl.store(y_ptr + first + pair, (gate * tl.sigmoid(gate) * up).to(y_ptr.dtype.element_ty), mask=pair < left)
+    tl.store(
+        y_ptr + first + pair,
+        (gate * tl.sigmoid(gate) * up).to(y_ptr.dtype.element_ty),
+        mask=pair < left,
+    )
 
 
 @triton.jit
 def _swiglu_backward(
-        dy_ptr, gate_up_ptr, dots_ptr, rows, pairs, DOTS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False,
-):  # fmt: skip
-    """Rows of so many pairs. DOTS: dots [blocks of a row, rows] are parts of each row's sum of gate dgate + up dup."""
+    dy_ptr,
+    gate_up_ptr,
+    dots_ptr,
+    rows,
+    pairs,
+    DOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
+):
+    """Rows of so many pairs. DOTS: dots [blocks of a row, rows] are parts of each row's sum of gate
+    dgate + up dup.
+    """
     begin(DEPENDENT, True)
     blocks = tl.cdiv(pairs, BLOCK)
-    row, block = (tl.program_id(0) // blocks).to(tl.int64), (tl.program_id(0) % blocks).to(tl.int64)
-    first, left = row * pairs + block * BLOCK, pairs - block * BLOCK
-    both, pair = tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    block = (tl.program_id(0) % blocks).to(tl.int64)
+    first = row * pairs + block * BLOCK
+    left = pairs - block * BLOCK
+    both = tl.arange(0, 2 * BLOCK)
+    pair = tl.arange(0, BLOCK)
     inside = both < 2 * left
     gate_up = tl.load(gate_up_ptr + 2 * first + both, mask=inside, other=0.0).to(tl.float32)
     gate, up = tl.split(tl.reshape(gate_up, (BLOCK, 2)))
@@ -64,26 +85,71 @@ def _swiglu_backward(
 
 @triton.jit
 def _rotate(
-        q, k, v, out_ptr, cos_ptr, sin_ptr, tokens, length,
-        q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
-        H: tl.constexpr, K: tl.constexpr, DIM: tl.constexpr, SIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-        DEPENDENT: tl.constexpr = False,
-):  # fmt: skip
-    """A program takes ROWS tokens of one head of q, k or v [B, heads, S, Dh]; out [B, S, H + 2 K, Dh]. SIGN -1 rotates back."""
+    q,
+    k,
+    v,
+    out_ptr,
+    cos_ptr,
+    sin_ptr,
+    tokens,
+    length,
+    q_batch,
+    q_head,
+    q_row,
+    k_batch,
+    k_head,
+    k_row,
+    v_batch,
+    v_head,
+    v_row,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    DIM: tl.constexpr,
+    SIGN: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
+):
+    """A program takes ROWS tokens of one head of q, k or v [B, heads, S, Dh]; out [B, S, H + 2 K,
+    Dh]. SIGN -1 rotates back.
+    """
     begin(DEPENDENT, True)
     head = tl.program_id(1)
-    source, batch, step, row, number = q, q_batch, q_head, q_row, head
+    source = q
+    batch = q_batch
+    step = q_head
+    row = q_row
+    number = head
     if head >= H:
-        source, batch, step, row, number = k, k_batch, k_head, k_row, head - H
+        source = k
+        batch = k_batch
+        step = k_head
+        row = k_row
+        number = head - H
     if head >= H + K:
-        source, batch, step, row, number = v, v_batch, v_head, v_row, head - H - K
-    token, column, pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK), tl.arange(0, BLOCK // 2)
+        source = v
+        batch = v_batch
+        step = v_head
+        row = v_row
+        number = head - H - K
+    token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    pair = tl.arange(0, BLOCK // 2)
     inside = (token < tokens)[:, None] & (column < DIM)[None, :]
-    start = (token // length).to(tl.int64) * batch + number.to(tl.int64) * step + (token % length).to(tl.int64) * row
+    start = (
+        (token // length).to(tl.int64) * batch
+        + number.to(tl.int64) * step
+        + (token % length).to(tl.int64) * row
+    )
     place = start[:, None] + column[None, :]
-    first, second = tl.split(tl.reshape(tl.load(source + place, mask=inside, other=0.0).to(tl.float32), (ROWS, BLOCK // 2, 2)))
+    first, second = tl.split(
+        tl.reshape(
+            tl.load(source + place, mask=inside, other=0.0).to(tl.float32), (ROWS, BLOCK // 2, 2)
+        )
+    )
     table = (token % length)[:, None] * DIM + pair[None, :]
-    pairs = tl.where(head < H + K, DIM // 2, 0)  # v is not rotated; a mask of a scalar stops Triton 3.9's interpreter
+    # v is not rotated; a mask of a scalar stops Triton 3.9's interpreter
+    pairs = tl.where(head < H + K, DIM // 2, 0)
     rotated = (token < tokens)[:, None] & (pair < pairs)[None, :]
     cos = tl.load(cos_ptr + table, mask=rotated, other=1.0)
     sin = tl.load(sin_ptr + table, mask=rotated, other=0.0) * SIGN
@@ -96,45 +162,78 @@ def _rotate(
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) up [N, F] of gate_up [N, 2 F]."""
     y = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-    _swiglu[ceil_div(y.numel(), BLOCK),](gate_up.contiguous(), y, y.numel(), BLOCK=BLOCK, num_warps=4, **dependent())
+    _swiglu[ceil_div(y.numel(), BLOCK),](
+        gate_up.contiguous(), y, y.numel(), BLOCK=BLOCK, num_warps=4, **dependent()
+    )
     return y
 
 
 @interpretable
-def swiglu_backward(dhidden: Tensor, gate_up: Tensor, total: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+def swiglu_backward(
+    dhidden: Tensor, gate_up: Tensor, total: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """The gradient of gate_up [N, 2 F] in its place, from that of silu(gate) up [N, F].
 
-    It also returns `dots` of `product_norm_backward`, if that will need them for the sum `total` [N, D]; otherwise None.
-    Nothing reads gate and up afterwards, and a second buffer of this size would be the largest of the backward pass.
+    It also returns `dots` of `product_norm_backward`, if that will need them for the sum `total`
+    [N, D]; otherwise None. Nothing reads gate and up afterwards, and a second buffer of this size
+    would be the largest of the backward pass.
     """
     assert gate_up.is_contiguous()
     dy = dhidden.contiguous()
-    dots = total is not None and dy.dtype.itemsize == 2 and total.numel() <= largest("norm", gate_up.shape[1])
+    dots = (
+        total is not None
+        and dy.dtype.itemsize == 2
+        and total.numel() <= largest("norm", gate_up.shape[1])
+    )
     rows, pairs = dy.shape if dots else (1, dy.numel())
     block = min(BLOCK, triton.next_power_of_2(pairs))
     blocks = ceil_div(pairs, block)
     parts = dy.new_empty(blocks, rows, dtype=torch.float32) if dots else None
-    _swiglu_backward[rows * blocks,](dy, gate_up, parts, rows, pairs, DOTS=dots, BLOCK=block, num_warps=4, **dependent())
+    _swiglu_backward[rows * blocks,](
+        dy, gate_up, parts, rows, pairs, DOTS=dots, BLOCK=block, num_warps=4, **dependent()
+    )
     return gate_up, parts
 
 
-def _launch(parts: tuple[Tensor, Tensor, Tensor], out: Tensor, rope: Rope, heads: int, sign: int) -> None:
+def _launch(
+    parts: tuple[Tensor, Tensor, Tensor], out: Tensor, rope: Rope, heads: int, sign: int
+) -> None:
     """`parts` are q, k and v, of which the first `heads` heads are written."""
-    (q, k, v), (batch, q_heads, length, head_dim) = parts, parts[0].shape
+    (q, k, v) = parts
+    (batch, q_heads, length, head_dim) = parts[0].shape
     block = triton.next_power_of_2(head_dim)
     rows = max(1, 2048 // block)
     _rotate[ceil_div(batch * length, rows), heads](
-        q, k, v, out, rope.cos, rope.sin, batch * length, length, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        H=q_heads, K=k.shape[1], DIM=head_dim, SIGN=sign, ROWS=rows, BLOCK=block, num_warps=4, **dependent(),
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        out,
+        rope.cos,
+        rope.sin,
+        batch * length,
+        length,
+        *q.stride()[:3],
+        *k.stride()[:3],
+        *v.stride()[:3],
+        H=q_heads,
+        K=k.shape[1],
+        DIM=head_dim,
+        SIGN=sign,
+        ROWS=rows,
+        BLOCK=block,
+        num_warps=4,
+        **dependent(),
+    )
 
 
 @interpretable
 def rotate(qkv: Tensor, rope: Rope, rotated: int) -> Tensor:
     """Rotates the first `rotated` columns of qkv [B S, (H + 2 K) Dh] in place."""
     assert qkv.is_contiguous()
-    batch, head_dim = len(qkv) // rope.length, rope.head_dim
-    x = qkv[:, :rotated].view(batch, rope.length, rotated // head_dim, head_dim).transpose(1, 2)  # [B, H + K, S, Dh]
+    batch = len(qkv) // rope.length
+    head_dim = rope.head_dim
+    # [B, H + K, S, Dh]
+    x = qkv[:, :rotated].view(batch, rope.length, rotated // head_dim, head_dim).transpose(1, 2)
     v_heads = (qkv.shape[1] - rotated) // head_dim
     heads = x.shape[1] - v_heads
     _launch((x[:, :heads], x[:, heads:], x[:, heads:]), qkv, rope, x.shape[1], 1)
@@ -150,7 +249,8 @@ def rotate_back(dq: Tensor, dk: Tensor, dv: Tensor, rope: Rope) -> Tensor:
         dk, dv: [B, K, S, Dh].
     """
     dq, dk, dv = (x if x.stride(-1) == 1 else x.contiguous() for x in (dq, dk, dv))
-    (batch, heads, length, head_dim), kv_heads = dq.shape, dk.shape[1]
+    (batch, heads, length, head_dim) = dq.shape
+    kv_heads = dk.shape[1]
     out = dq.new_empty(batch * length, (heads + 2 * kv_heads) * head_dim)
     _launch((dq, dk, dv), out, rope, heads + 2 * kv_heads, -1)
     return out

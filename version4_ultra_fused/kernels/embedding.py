@@ -1,8 +1,8 @@
 """The gradient of the embedding, added to that of the output head, which shares its weight.
 
-The tokens are sorted by their ids first, which can run beside the loss. Tokens with one id then stand together, and the
-program of the first of them adds their gradients in order, a few rows at a time. So repeats give the same bits, no atomics are
-needed, and each gradient is read once.
+The tokens are sorted by their ids first, which can run beside the loss. Tokens with one id then
+stand together, and the program of the first of them adds their gradients in order, a few rows at a
+time. So repeats give the same bits, no atomics are needed, and each gradient is read once.
 """
 
 from version3_triton.kernels.checks import interpretable
@@ -16,9 +16,16 @@ from torch import Tensor
 
 @triton.jit
 def _embedding_backward(
-        ids_ptr, order_ptr, dx_ptr, dweight_ptr, tokens, size,
-        ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False,
-):  # fmt: skip
+    ids_ptr,
+    order_ptr,
+    dx_ptr,
+    dweight_ptr,
+    tokens,
+    size,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
+):
     begin(DEPENDENT, True)
     first = tl.program_id(0)
     token_id = tl.load(ids_ptr + first)
@@ -27,13 +34,19 @@ def _embedding_backward(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     target = dweight_ptr + token_id * size + column
     total = tl.zeros((BLOCK,), tl.float32)
-    start, found = first, ROWS
+    start = first
+    found = ROWS
     while found == ROWS:
         place = start + tl.arange(0, ROWS)
         chosen = tl.load(ids_ptr + place, mask=place < tokens, other=-1) == token_id
         row = tl.load(order_ptr + place, mask=chosen, other=0)
         inside = chosen[:, None] & (column < size)[None, :]
-        total += tl.sum(tl.load(dx_ptr + row[:, None] * size + column[None, :], mask=inside, other=0.0).to(tl.float32), axis=0)
+        total += tl.sum(
+            tl.load(dx_ptr + row[:, None] * size + column[None, :], mask=inside, other=0.0).to(
+                tl.float32
+            ),
+            axis=0,
+        )
         found = tl.sum(chosen.to(tl.int32), axis=0)
         start += ROWS
     tl.store(target, tl.load(target, mask=column < size, other=0.0) + total, mask=column < size)
@@ -49,9 +62,18 @@ def add_embedding_gradient(dx: Tensor, ids: Tensor, order: Tensor, dweight: Tens
         dweight: [V, D], float32, contiguous.
     """
     assert dweight.is_contiguous()
-    size, dx = dweight.shape[1], dx.contiguous()
+    size = dweight.shape[1]
+    dx = dx.contiguous()
     block = min(256, triton.next_power_of_2(size))
     _embedding_backward[ids.numel(), ceil_div(size, block)](
-        ids.contiguous(), order.contiguous(), dx, dweight, ids.numel(), size,
-        ROWS=16, BLOCK=block, num_warps=4, **dependent(),
-    )  # fmt: skip
+        ids.contiguous(),
+        order.contiguous(),
+        dx,
+        dweight,
+        ids.numel(),
+        size,
+        ROWS=16,
+        BLOCK=block,
+        num_warps=4,
+        **dependent(),
+    )

@@ -1,21 +1,26 @@
-"""Matrix products whose epilogue does the elementwise work that follows them (CODA, arXiv:2605.19269, has this idea for a block).
+"""Matrix products whose epilogue does the elementwise work that follows them (CODA,
+arXiv:2605.19269, has this idea for a block).
 
-A matrix product holds a tile of its result in registers, in float32, before it writes it. An elementwise operation on that tile
-costs no memory traffic there. As kernels of their own, the same operations read and write whole tensors:
+A matrix product holds a tile of its result in registers, in float32, before it writes it. An
+elementwise operation on that tile costs no memory traffic there. As kernels of their own, the same
+operations read and write whole tensors:
 
     product                   epilogue                                        saved for each token, in elements
     qkv = x W^T               RoPE rotates q and k                            2 Dh (H + K)
     gate, up = x W^T          SwiGLU: silu(gate) up                           2 F
 
-Both epilogues combine two columns: the two coordinates of a rotation, or gate and up. The weight's rows are stored so
-that these columns are neighbours (`memory/interleaved.py`). Then one thread holds both, and no data moves between threads.
+Both epilogues combine two columns: the two coordinates of a rotation, or gate and up. The weight's
+rows are stored so that these columns are neighbours (`memory/interleaved.py`). Then one thread
+holds both, and no data moves between threads.
 
-The kernel is persistent: each program computes several tiles, in an order in which neighbours share rows or columns, which then
-come from the L2 cache. Blocks of the factors are loaded through tensor descriptors, which on Hopper is the Tensor Memory
-Accelerator. Factors have 16 bits, and sums are float32, in a fixed order.
+The kernel is persistent: each program computes several tiles, in an order in which neighbours share
+rows or columns, which then come from the L2 cache. Blocks of the factors are loaded through tensor
+descriptors, which on Hopper is the Tensor Memory Accelerator. Factors have 16 bits, and sums are
+float32, in a fixed order.
 
-A tile of 128 x 256 fills shared memory with three stages of its factors' blocks. It is stored in halves, because its result as a
-whole would not fit beside them. While one multiprocessor stores, others multiply, which hides most of SwiGLU in a long product.
+A tile of 128 x 256 fills shared memory with three stages of its factors' blocks. It is stored in
+halves, because its result as a whole would not fit beside them. While one multiprocessor stores,
+others multiply, which hides most of SwiGLU in a long product.
 """
 
 from version3_triton.kernels.checks import interpretable
@@ -36,17 +41,35 @@ WHOLE = tl.constexpr(128)  # most columns that a tile stores at once
 
 @triton.jit
 def corner(number, M, N, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """Where a tile of a result [M, N] begins: GROUP rows of tiles are worked through together, column by column."""
-    across, down = tl.cdiv(N, BN), tl.cdiv(M, BM)
+    """Where a tile of a result [M, N] begins: GROUP rows of tiles are worked through together,
+    column by column.
+    """
+    across = tl.cdiv(N, BN)
+    down = tl.cdiv(M, BM)
     top = number // (GROUP * across) * GROUP
     height = tl.minimum(down - top, GROUP)
     return (top + number % (GROUP * across) % height) * BM, number % (GROUP * across) // height * BN
 
 
 @triton.jit
-def rotated_tile(acc, m, n, rows, length, rotated, cos_ptr, sin_ptr, HALF: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """RoPE on a tile of q, k and v at row m and column n; columns from `rotated` on are v's, which stay."""
-    row, pair = m + tl.arange(0, BM), n // 2 + tl.arange(0, BN // 2)
+def rotated_tile(
+    acc,
+    m,
+    n,
+    rows,
+    length,
+    rotated,
+    cos_ptr,
+    sin_ptr,
+    HALF: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """RoPE on a tile of q, k and v at row m and column n; columns from `rotated` on are v's, which
+    stay.
+    """
+    row = m + tl.arange(0, BM)
+    pair = n // 2 + tl.arange(0, BN // 2)
     table = (row % length)[:, None] * (2 * HALF) + (pair % HALF)[None, :]
     inside = (row < rows)[:, None] & (2 * pair < rotated)[None, :]
     cos = tl.load(cos_ptr + table, mask=inside, other=1.0)
@@ -65,10 +88,26 @@ def store_swiglu(acc, m, n, gate_up, out, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def _matmul(
-        x, w, out, gate_up, M, N, K, length, rotated, cos_ptr, sin_ptr,
-        EPILOGUE: tl.constexpr, HALF: tl.constexpr, PROGRAMS: tl.constexpr, GROUP: tl.constexpr,
-        BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DEPENDENT: tl.constexpr = False,
-):  # fmt: skip
+    x,
+    w,
+    out,
+    gate_up,
+    M,
+    N,
+    K,
+    length,
+    rotated,
+    cos_ptr,
+    sin_ptr,
+    EPILOGUE: tl.constexpr,
+    HALF: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
+):
     """x [M, K] by the transpose of w [N, K].
 
     EPILOGUE:
@@ -76,7 +115,9 @@ def _matmul(
         "swiglu": gate_up [M, N] is written, and out [M, N / 2] is silu(gate) up.
     """
     begin(DEPENDENT)
-    for number in tl.range(tl.program_id(0), tl.cdiv(M, BM) * tl.cdiv(N, BN), PROGRAMS, flatten=True):
+    for number in tl.range(
+        tl.program_id(0), tl.cdiv(M, BM) * tl.cdiv(N, BN), PROGRAMS, flatten=True
+    ):
         m, n = corner(number, M, N, GROUP, BM, BN)
         acc = tl.zeros((BM, BN), tl.float32)
         for k in range(0, K, BK):
@@ -92,39 +133,73 @@ def _matmul(
             store_swiglu(acc, m, n, gate_up, out, BM, BN)
 
 
-def in_epilogue(epilogue: str, rows: int, columns: int, *matrices: Tensor, most: int | None = None) -> bool:
-    """Whether a product is computed with its epilogue: it is small enough, and tensor descriptors can describe its matrices.
+def in_epilogue(
+    epilogue: str, rows: int, columns: int, *matrices: Tensor, most: int | None = None
+) -> bool:
+    """Whether a product is computed with its epilogue: it is small enough, and tensor descriptors
+    can describe its matrices.
 
     Args:
-        rows, columns: of the product.
-        matrices: that the kernel is given; in 16 bits its results have rows of `columns`, for "swiglu" also of half of them.
-        most: elements of a product that is small enough, in place of the measured number.
+        rows, columns: of the product. matrices: that the kernel is given; in 16 bits its results
+        have rows of `columns`, for "swiglu" also of half of them. most: elements of a product that
+        is small enough, in place of the measured number.
     """
     small = rows * columns <= (largest(epilogue) if most is None else most)
     narrowest = columns // 2 if epilogue == "swiglu" else columns
-    aligned = all(x.stride(-1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0 for x in matrices)
+    aligned = all(
+        x.stride(-1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
+        for x in matrices
+    )
     return aligned and narrowest % 8 == 0 and matrices[0].dtype.itemsize == 2 and small
 
 
 def _launch(
-    epilogue: str, x: Tensor, w: Tensor, results: tuple[Tensor, Tensor], blocks: ProductTile | None, *rope, HALF: int = 1
+    epilogue: str,
+    x: Tensor,
+    w: Tensor,
+    results: tuple[Tensor, Tensor],
+    blocks: ProductTile | None,
+    *rope,
+    HALF: int = 1,
 ) -> None:
     """`results` are `out` and `gate_up` of the kernel; `rope` its length, rotated, cos and sin."""
-    (M, K), N, (out, gate_up) = x.shape, w.shape[0], results
+    (M, K) = x.shape
+    N = w.shape[0]
+    (out, gate_up) = results
     blocks = blocks or product_tile(epilogue, M, N)
     m, n, k = blocks[:3]
     stored = min(n, WHOLE.value) if epilogue == "swiglu" else n
-    described = (x, [m, k]), (w, [n, k]), (out, [m, stored // 2 if epilogue == "swiglu" else n]), (gate_up, [m, stored])
+    described = (
+        (x, [m, k]),
+        (w, [n, k]),
+        (out, [m, stored // 2 if epilogue == "swiglu" else n]),
+        (gate_up, [m, stored]),
+    )
     programs = min(multiprocessors(), ceil_div(M, m) * ceil_div(N, n))
     _matmul[programs,](
-        *(TensorDescriptor.from_tensor(*each) for each in described), M, N, K, *(rope or (1, 0, None, None)),
-        EPILOGUE=epilogue, HALF=HALF, PROGRAMS=programs, GROUP=GROUP, **blocks.arguments, **dependent(),
-    )  # fmt: skip
+        *(TensorDescriptor.from_tensor(*each) for each in described),
+        M,
+        N,
+        K,
+        *(rope or (1, 0, None, None)),
+        EPILOGUE=epilogue,
+        HALF=HALF,
+        PROGRAMS=programs,
+        GROUP=GROUP,
+        **blocks.arguments,
+        **dependent(),
+    )
 
 
 @interpretable
 def qkv_rope(
-    x: Tensor, weight: Tensor, rope: Rope, rotated: int, *, most: int | None = None, blocks: ProductTile | None = None
+    x: Tensor,
+    weight: Tensor,
+    rope: Rope,
+    rotated: int,
+    *,
+    most: int | None = None,
+    blocks: ProductTile | None = None,
 ) -> Tensor:
     """x W^T with RoPE on its first `rotated` columns.
 
@@ -141,7 +216,18 @@ def qkv_rope(
     if not in_epilogue("rope", x.shape[0], weight.shape[0], x, weight, most=most):
         return elementwise.rotate(x @ weight.T, rope, rotated)
     out = x.new_empty(x.shape[0], weight.shape[0])
-    _launch("rope", x, weight, (out, out), blocks, rope.length, rotated, rope.cos, rope.sin, HALF=rope.head_dim // 2)
+    _launch(
+        "rope",
+        x,
+        weight,
+        (out, out),
+        blocks,
+        rope.length,
+        rotated,
+        rope.cos,
+        rope.sin,
+        HALF=rope.head_dim // 2,
+    )
     return out
 
 
@@ -159,6 +245,7 @@ def gate_up_swiglu(
     if not in_epilogue("swiglu", x.shape[0], weight.shape[0], x, weight, most=most):
         gate_up = x @ weight.T
         return gate_up, elementwise.swiglu(gate_up)
-    gate_up, y = x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0], weight.shape[0] // 2)
+    gate_up = x.new_empty(x.shape[0], weight.shape[0])
+    y = x.new_empty(x.shape[0], weight.shape[0] // 2)
     _launch("swiglu", x, weight, (y, gate_up), blocks)
     return gate_up, y

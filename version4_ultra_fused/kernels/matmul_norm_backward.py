@@ -1,17 +1,21 @@
-"""A matrix product whose epilogue is the gradient of RMSNorm before another product, so the product's result is never written.
+"""A matrix product whose epilogue is the gradient of RMSNorm before another product, so the
+product's result is never written.
 
-With the norm's result y [N, D] and the product out = y W^T of the forward pass, W [C, D], the backward pass has
+With the norm's result y [N, D] and the product out = y W^T of the forward pass, W [C, D], the
+backward pass has
 
     dy = dout W        dx = (w dy - n mean(dy y)) / rms + dtotal        n = x / rms, y = w n
 
-The mean is over a whole row, which no tile of dy has. But a row of dy with the row of y is dout W y^T = dout out^T: a row of dout
-with the row of out. The kernel that computes dout has both rows in registers, and adds up their products (`dots`).
+The mean is over a whole row, which no tile of dy has. But a row of dy with the row of y is dout W
+y^T = dout out^T: a row of dout with the row of out. The kernel that computes dout has both rows in
+registers, and adds up their products (`dots`).
 
     alone       dy is written and read, x and dtotal are read, dx is written: 5 N D elements
     epilogue    x and dtotal are read, dx is written: 3 N D, and a launch less
 
-It gains where a launch counts (LOG.md has the table). In large products it loses: a tile waits for x and dtotal after its last
-multiplication. The weight's gradient leaves as parts, one for each row of tiles. All sums have a fixed order.
+It gains where a launch counts (LOG.md has the table). In large products it loses: a tile waits for
+x and dtotal after its last multiplication. The weight's gradient leaves as parts, one for each row
+of tiles. All sums have a fixed order.
 """
 
 from common.spans import span
@@ -31,34 +35,66 @@ from torch import Tensor
 
 @triton.jit
 def _matmul_norm_backward(
-        dout, matrix, total, dtotal, out, weight_ptr, rstd_ptr, dots_ptr, parts_ptr, M, N, K, parts_of_dots,
-        PROGRAMS: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-        DEPENDENT: tl.constexpr = False,
-):  # fmt: skip
-    """dout [M, K], matrix [K, N], total, dtotal and out [M, N]; dots [parts_of_dots, M], parts [tiles of M, N]."""
+    dout,
+    matrix,
+    total,
+    dtotal,
+    out,
+    weight_ptr,
+    rstd_ptr,
+    dots_ptr,
+    parts_ptr,
+    M,
+    N,
+    K,
+    parts_of_dots,
+    PROGRAMS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
+):
+    """dout [M, K], matrix [K, N], total, dtotal and out [M, N]; dots [parts_of_dots, M], parts
+    [tiles of M, N].
+    """
     begin(DEPENDENT)
-    for number in tl.range(tl.program_id(0), tl.cdiv(M, BM) * tl.cdiv(N, BN), PROGRAMS, flatten=True):
+    for number in tl.range(
+        tl.program_id(0), tl.cdiv(M, BM) * tl.cdiv(N, BN), PROGRAMS, flatten=True
+    ):
         m, n = corner(number, M, N, GROUP, BM, BN)
         dy = tl.zeros((BM, BN), tl.float32)
         for k in range(0, K, BK):
             dy = tl.dot(dout.load([m, k]), matrix.load([k, n]), dy)
-        row, column = m + tl.arange(0, BM), n + tl.arange(0, BN)
+        row = m + tl.arange(0, BM)
+        column = n + tl.arange(0, BN)
         mean = tl.zeros((BM,), tl.float32)
         for part in range(parts_of_dots):
             mean += tl.load(dots_ptr + part * M + row, mask=row < M, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=row < M, other=0.0)[:, None]
         normalized = total.load([m, n]).to(tl.float32) * rstd
-        tl.store(parts_ptr + (m // BM) * N + column, tl.sum(dy * normalized, axis=0), mask=column < N)
+        tl.store(
+            parts_ptr + (m // BM) * N + column, tl.sum(dy * normalized, axis=0), mask=column < N
+        )
         weight = tl.load(weight_ptr + column, mask=column < N, other=0.0).to(tl.float32)
-        dx = (dy * weight[None, :] - normalized * (mean / N)[:, None]) * rstd + dtotal.load([m, n]).to(tl.float32)
+        dx = (dy * weight[None, :] - normalized * (mean / N)[:, None]) * rstd + dtotal.load(
+            [m, n]
+        ).to(tl.float32)
         out.store([m, n], dx.to(out.dtype))
 
 
 @interpretable
 def product_norm_backward(
-    dout: Tensor, dots: Tensor | None, matrix: Tensor, dtotal: Tensor, norm: Norm,
-    *, dtype: torch.dtype, most: int | None = None, blocks: ProductTile | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    dout: Tensor,
+    dots: Tensor | None,
+    matrix: Tensor,
+    dtotal: Tensor,
+    norm: Norm,
+    *,
+    dtype: torch.dtype,
+    most: int | None = None,
+    blocks: ProductTile | None = None,
+) -> tuple[Tensor, Tensor]:
     """`add_norm_backward` of dy = dout W.
 
     Args:
@@ -68,7 +104,9 @@ def product_norm_backward(
         dtotal, norm, dtype: as of `add_norm_backward`.
         most, blocks: as of `matmul.qkv_rope`.
     """
-    (rows, size), columns, total = norm.total.shape, dout.shape[1], norm.total
+    (rows, size) = norm.total.shape
+    columns = dout.shape[1]
+    total = norm.total
     most = largest("norm", columns) if most is None else most
     if dots is None or not in_epilogue("norm", rows, size, dout, matrix, dtotal, total, most=most):
         dy = dout @ matrix
@@ -76,12 +114,23 @@ def product_norm_backward(
             return add_norm_backward(dy, dtotal, norm, dtype)
     blocks = blocks or product_tile("norm", rows, size)
     m, n, k = blocks[:3]
-    dx, parts = torch.empty_like(total, dtype=dtype), dots.new_empty(ceil_div(rows, m), size)
+    dx = torch.empty_like(total, dtype=dtype)
+    parts = dots.new_empty(ceil_div(rows, m), size)
     described = (dout, [m, k]), (matrix, [k, n]), (total, [m, n]), (dtotal, [m, n]), (dx, [m, n])
     programs = min(multiprocessors(), ceil_div(rows, m) * ceil_div(size, n))
     _matmul_norm_backward[programs,](
-        *(TensorDescriptor.from_tensor(*each) for each in described), norm.weight, norm.rstd, dots, parts,
-        rows, size, columns, len(dots),
-        PROGRAMS=programs, GROUP=GROUP, **blocks.arguments, **dependent(),
-    )  # fmt: skip
+        *(TensorDescriptor.from_tensor(*each) for each in described),
+        norm.weight,
+        norm.rstd,
+        dots,
+        parts,
+        rows,
+        size,
+        columns,
+        len(dots),
+        PROGRAMS=programs,
+        GROUP=GROUP,
+        **blocks.arguments,
+        **dependent(),
+    )
     return dx, parts

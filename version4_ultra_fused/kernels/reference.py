@@ -1,4 +1,6 @@
-"""Each operation of Version 4 in PyTorch, with the kernel's signature: for float64, and where no kernel can run."""
+"""Each operation of Version 4 in PyTorch, with the kernel's signature: for float64, and where no
+kernel can run.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,7 +15,9 @@ from torch import Tensor
 
 
 class Slot(NamedTuple):
-    """Where one tensor's scale stands, and where its largest magnitude goes; both one float32 element on the device."""
+    """Where one tensor's scale stands, and where its largest magnitude goes; both one float32
+    element on the device.
+    """
 
     scale: Tensor
     largest: Tensor
@@ -21,7 +25,9 @@ class Slot(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """What the backward pass of a norm needs: its weight [D], x + branch [N, D] in the products' dtype, and 1 / rms [N]."""
+    """What the backward pass of a norm needs: its weight [D], x + branch [N, D] in the products'
+    dtype, and 1 / rms [N].
+    """
 
     weight: Tensor
     total: Tensor
@@ -43,21 +49,28 @@ class Rope:
     def __post_init__(self) -> None:
         refuse_odd(self.head_dim)
         if self.length > self.cos.shape[0]:
-            raise UsageError(f"the rotary tables hold {self.cos.shape[0]} positions, not {self.length}")
+            raise UsageError(
+                f"the rotary tables hold {self.cos.shape[0]} positions, not {self.length}"
+            )
 
     @property
     def head_dim(self) -> int:
         return self.cos.shape[1]
 
 
-def add_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Norm]:
+def add_norm(
+    x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Norm]:
     total = x if branch is None else x + branch.to(x.dtype)
     rstd = (total.square().mean(-1) + eps).rsqrt()
     return total, (total * rstd[:, None] * weight).to(dtype), Norm(weight, total.to(dtype), rstd)
 
 
-def add_norm_backward(dy: Tensor, dtotal: Tensor | None, norm: Norm, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    dy_wide, normalized = dy.to(norm.rstd.dtype), norm.total * norm.rstd[:, None]
+def add_norm_backward(
+    dy: Tensor, dtotal: Tensor | None, norm: Norm, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    dy_wide = dy.to(norm.rstd.dtype)
+    normalized = norm.total * norm.rstd[:, None]
     scaled = dy_wide * norm.weight
     dx = norm.rstd[:, None] * (scaled - normalized * (scaled * normalized).mean(-1, keepdim=True))
     if dtotal is not None:
@@ -66,7 +79,13 @@ def add_norm_backward(dy: Tensor, dtotal: Tensor | None, norm: Norm, dtype: torc
 
 
 def product_norm_backward(
-    dout: Tensor, dots: Tensor | None, matrix: Tensor, dtotal: Tensor, norm: Norm, *, dtype: torch.dtype
+    dout: Tensor,
+    dots: Tensor | None,
+    matrix: Tensor,
+    dtotal: Tensor,
+    norm: Norm,
+    *,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     dy = dout @ matrix
     with span("norm"):
@@ -78,17 +97,28 @@ def sum_parts(parts: Tensor, out: Tensor) -> None:
 
 
 def _rotate(x: Tensor, rope: Rope, sign: int) -> Tensor:
-    """Rotates neighbouring elements of x [B, S, heads, Dh]; -1 rotates back. The halves of the tables are equal."""
+    """Rotates neighbouring elements of x [B, S, heads, Dh]; -1 rotates back. The halves of the
+    tables are equal.
+    """
     half = rope.head_dim // 2
-    cos, sin = rope.cos[: rope.length, None, :half], rope.sin[: rope.length, None, :half] * sign
-    first, second = x[..., 0::2], x[..., 1::2]
-    return torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2).to(x.dtype)
+    cos = rope.cos[: rope.length, None, :half]
+    sin = rope.sin[: rope.length, None, :half] * sign
+    first = x[..., 0::2]
+    second = x[..., 1::2]
+    return (
+        torch.stack((first * cos - second * sin, second * cos + first * sin), -1)
+        .flatten(-2)
+        .to(x.dtype)
+    )
 
 
 def rotate(qkv: Tensor, rope: Rope, rotated: int) -> Tensor:
-    by_head, heads = qkv.unflatten(1, (-1, rope.head_dim)), rotated // rope.head_dim
+    by_head = qkv.unflatten(1, (-1, rope.head_dim))
+    heads = rotated // rope.head_dim
     by_head = by_head.unflatten(0, (len(qkv) // rope.length, rope.length))
-    return torch.cat((_rotate(by_head[:, :, :heads], rope, 1), by_head[:, :, heads:]), 2).view(qkv.shape)
+    return torch.cat((_rotate(by_head[:, :, :heads], rope, 1), by_head[:, :, heads:]), 2).view(
+        qkv.shape
+    )
 
 
 def qkv_rope(x: Tensor, weight: Tensor, rope: Rope, rotated: int) -> Tensor:
@@ -106,10 +136,13 @@ def gate_up_swiglu(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return gate_up, F.silu(gate) * up
 
 
-def swiglu_backward(dhidden: Tensor, gate_up: Tensor, total: Tensor | None = None) -> tuple[Tensor, None]:
+def swiglu_backward(
+    dhidden: Tensor, gate_up: Tensor, total: Tensor | None = None
+) -> tuple[Tensor, None]:
     gate, up = gate_up.unflatten(1, (-1, 2)).unbind(-1)
     sigmoid = gate.sigmoid()
-    dgate, dup = dhidden * up * sigmoid * (1 + gate * (1 - sigmoid)), dhidden * gate * sigmoid
+    dgate = dhidden * up * sigmoid * (1 + gate * (1 - sigmoid))
+    dup = dhidden * gate * sigmoid
     return gate_up.copy_(torch.stack((dgate, dup), -1).flatten(1)), None
 
 
@@ -125,7 +158,9 @@ def swiglu_quantized(gate_up: Tensor, slot: Slot) -> tuple[Tensor, Tensor]:
     return quantize(F.silu(gate) * up, slot)
 
 
-def swiglu_backward_quantized(dhidden: Tensor, gate_up: Tensor, slot: Slot) -> tuple[Tensor, Tensor]:
+def swiglu_backward_quantized(
+    dhidden: Tensor, gate_up: Tensor, slot: Slot
+) -> tuple[Tensor, Tensor]:
     return quantize(swiglu_backward(dhidden.float(), gate_up.float())[0], slot)
 
 
@@ -144,10 +179,20 @@ def add_embedding_gradient(dx: Tensor, ids: Tensor, order: Tensor, dweight: Tens
 
 
 def adamw(
-    weight: Tensor, moments: tuple[Tensor, Tensor], gradient: Tensor, working: Tensor | None, steps: Tensor,
-    *, lr: float | Tensor, betas: tuple[float, float], eps: float, weight_decay: float, scale: float = 1.0,
-) -> None:  # fmt: skip
-    (exp_avg, exp_avg_sq), (beta1, beta2) = moments, betas
+    weight: Tensor,
+    moments: tuple[Tensor, Tensor],
+    gradient: Tensor,
+    working: Tensor | None,
+    steps: Tensor,
+    *,
+    lr: float | Tensor,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    scale: float = 1.0,
+) -> None:
+    (exp_avg, exp_avg_sq) = moments
+    (beta1, beta2) = betas
     gradient = gradient.to(weight.dtype) * scale
     exp_avg.lerp_(gradient, 1 - beta1)
     exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)

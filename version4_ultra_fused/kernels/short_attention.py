@@ -4,11 +4,13 @@ With p, d, c and ds as in Version 3's `flash_attention.py`, all in registers:
 
     dv = p^T do        dq = c ds k        dk = c ds^T q
 
-Version 3's two kernels compute the scores and do v^T twice, because one owns queries and the other keys. Here a program owns at
-most 64 positions of a key/value head and of the query heads that share it, as keys and as queries. On the diagonal, where its
-queries meet its keys, each product is computed once: 5 instead of 7. Only where later queries meet earlier keys are the scores
-and do v^T computed by both programs. The kernel reads q, k and v packed as the product gave them, and writes their gradients
-packed, rotated back by RoPE, for the next product. There are B K programs for each 64 positions.
+Version 3's two kernels compute the scores and do v^T twice, because one owns queries and the other
+keys. Here a program owns at most 64 positions of a key/value head and of the query heads that share
+it, as keys and as queries. On the diagonal, where its queries meet its keys, each product is
+computed once: 5 instead of 7. Only where later queries meet earlier keys are the scores and do v^T
+computed by both programs. The kernel reads q, k and v packed as the product gave them, and writes
+their gradients packed, rotated back by RoPE, for the next product. There are B K programs for each
+64 positions.
 """
 
 import math
@@ -31,23 +33,37 @@ ROWS = 64  # most positions of a program
 @triton.jit
 def _load(ptr, first, length, stride, DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """ROWS rows of a head from row `first` on, [ROWS, BLOCK]; zeros outside."""
-    row, column = first + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    row = first + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
     inside = (row < length)[:, None] & (column < DIM)[None, :]
     return tl.load(ptr + row[:, None] * stride + column[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
 def _store(
-        ptr, x, cos_ptr, sin_ptr, first, length, stride,
-        ROTATED: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Writes x [ROWS, BLOCK] where `_load` reads; if ROTATED after RoPE's transpose on neighbouring columns."""
-    row, column = first + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    ptr,
+    x,
+    cos_ptr,
+    sin_ptr,
+    first,
+    length,
+    stride,
+    ROTATED: tl.constexpr,
+    DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Writes x [ROWS, BLOCK] where `_load` reads; if ROTATED after RoPE's transpose on neighbouring
+    columns.
+    """
+    row = first + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
     if ROTATED:
         pair = tl.arange(0, BLOCK // 2)
         inside = (row < length)[:, None] & (pair < DIM // 2)[None, :]
         table = row[:, None] * DIM + pair[None, :]
-        cos, sin = tl.load(cos_ptr + table, mask=inside, other=0.0), tl.load(sin_ptr + table, mask=inside, other=0.0)
+        cos = tl.load(cos_ptr + table, mask=inside, other=0.0)
+        sin = tl.load(sin_ptr + table, mask=inside, other=0.0)
         left, right = tl.split(tl.reshape(x, (ROWS, BLOCK // 2, 2)))
         x = tl.reshape(tl.join(left * cos + right * sin, right * cos - left * sin), (ROWS, BLOCK))
     inside = (row < length)[:, None] & (column < DIM)[None, :]
@@ -56,10 +72,26 @@ def _store(
 
 @triton.jit
 def _scores(
-        q_ptr, o_ptr, do_ptr, lse_ptr, k, v, first, length, packed, row_of_o, scale,
-        DIAGONAL: tl.constexpr, PRECISION: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """q, do, p and ds of ROWS queries from `first` on and the keys k; on the diagonal p is 0 for later keys."""
+    q_ptr,
+    o_ptr,
+    do_ptr,
+    lse_ptr,
+    k,
+    v,
+    first,
+    length,
+    packed,
+    row_of_o,
+    scale,
+    DIAGONAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """q, do, p and ds of ROWS queries from `first` on and the keys k; on the diagonal p is 0 for
+    later keys.
+    """
     row = tl.arange(0, ROWS)
     q = _load(q_ptr, first, length, packed, DIM, ROWS, BLOCK)
     do = _load(do_ptr, first, length, row_of_o, DIM, ROWS, BLOCK)
@@ -75,28 +107,66 @@ def _scores(
 
 @triton.jit
 def _short_attention_backward(
-        qkv_ptr, o_ptr, do_ptr, lse_ptr, cos_ptr, sin_ptr, out_ptr, dots_ptr, length, scale, factor,
-        H: tl.constexpr, K: tl.constexpr, DIM: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-        DOTS: tl.constexpr, DEPENDENT: tl.constexpr = False,
-):  # fmt: skip
+    qkv_ptr,
+    o_ptr,
+    do_ptr,
+    lse_ptr,
+    cos_ptr,
+    sin_ptr,
+    out_ptr,
+    dots_ptr,
+    length,
+    scale,
+    factor,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    DIM: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DOTS: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
+):
     begin(DEPENDENT)
-    batch, kv_head, first = tl.program_id(0) // K, tl.program_id(0) % K, tl.program_id(1) * ROWS
+    batch = tl.program_id(0) // K
+    kv_head = tl.program_id(0) % K
+    first = tl.program_id(1) * ROWS
     packed: tl.constexpr = (H + 2 * K) * DIM
     row_of_o: tl.constexpr = H * DIM
     qkv_ptr += batch.to(tl.int64) * length * packed
     out_ptr += batch.to(tl.int64) * length * packed
     o_ptr += batch.to(tl.int64) * length * row_of_o
     do_ptr += batch.to(tl.int64) * length * row_of_o
-    k_ptr, v_ptr = qkv_ptr + (H + kv_head) * DIM, qkv_ptr + (H + K + kv_head) * DIM
-    k, v = _load(k_ptr, first, length, packed, DIM, ROWS, BLOCK), _load(v_ptr, first, length, packed, DIM, ROWS, BLOCK)
-    dk, dv = tl.zeros((ROWS, BLOCK), tl.float32), tl.zeros((ROWS, BLOCK), tl.float32)
+    k_ptr = qkv_ptr + (H + kv_head) * DIM
+    v_ptr = qkv_ptr + (H + K + kv_head) * DIM
+    k = _load(k_ptr, first, length, packed, DIM, ROWS, BLOCK)
+    v = _load(v_ptr, first, length, packed, DIM, ROWS, BLOCK)
+    dk = tl.zeros((ROWS, BLOCK), tl.float32)
+    dv = tl.zeros((ROWS, BLOCK), tl.float32)
     dots = tl.zeros((ROWS,), tl.float32)
     for group in range(H // K):
         head = kv_head * (H // K) + group
-        q_ptr, lse = qkv_ptr + head * DIM, lse_ptr + (batch * H + head).to(tl.int64) * length
-        outs, douts = o_ptr + head * DIM, do_ptr + head * DIM
+        q_ptr = qkv_ptr + head * DIM
+        lse = lse_ptr + (batch * H + head).to(tl.int64) * length
+        outs = o_ptr + head * DIM
+        douts = do_ptr + head * DIM
         q, do, p, ds = _scores(
-            q_ptr, outs, douts, lse, k, v, first, length, packed, row_of_o, scale, True, PRECISION, DIM, ROWS, BLOCK
+            q_ptr,
+            outs,
+            douts,
+            lse,
+            k,
+            v,
+            first,
+            length,
+            packed,
+            row_of_o,
+            scale,
+            True,
+            PRECISION,
+            DIM,
+            ROWS,
+            BLOCK,
         )
         dv = tl.dot(tl.trans(p), do, dv, input_precision=PRECISION)
         dk = tl.dot(tl.trans(ds), q, dk, input_precision=PRECISION)
@@ -105,7 +175,22 @@ def _short_attention_backward(
             dots += tl.sum(dq * q.to(tl.float32), axis=1)
         for later in range(first + ROWS, length, ROWS):
             q, do, p, ds = _scores(
-                q_ptr, outs, douts, lse, k, v, later, length, packed, row_of_o, scale, False, PRECISION, DIM, ROWS, BLOCK
+                q_ptr,
+                outs,
+                douts,
+                lse,
+                k,
+                v,
+                later,
+                length,
+                packed,
+                row_of_o,
+                scale,
+                False,
+                PRECISION,
+                DIM,
+                ROWS,
+                BLOCK,
             )
             dv = tl.dot(tl.trans(p), do, dv, input_precision=PRECISION)
             dk = tl.dot(tl.trans(ds), q, dk, input_precision=PRECISION)
@@ -113,30 +198,91 @@ def _short_attention_backward(
             keys = _load(k_ptr, earlier, length, packed, DIM, ROWS, BLOCK)
             values = _load(v_ptr, earlier, length, packed, DIM, ROWS, BLOCK)
             q, do, p, ds = _scores(
-                q_ptr, outs, douts, lse, keys, values, first, length, packed, row_of_o, scale, False, PRECISION, DIM, ROWS, BLOCK
+                q_ptr,
+                outs,
+                douts,
+                lse,
+                keys,
+                values,
+                first,
+                length,
+                packed,
+                row_of_o,
+                scale,
+                False,
+                PRECISION,
+                DIM,
+                ROWS,
+                BLOCK,
             )
             part = tl.dot(ds, keys, input_precision=PRECISION)
             if DOTS:
                 dots += tl.sum(part * q.to(tl.float32), axis=1)
             dq += part
-        _store(out_ptr + head * DIM, dq * factor, cos_ptr, sin_ptr, first, length, packed, True, DIM, ROWS, BLOCK)
+        _store(
+            out_ptr + head * DIM,
+            dq * factor,
+            cos_ptr,
+            sin_ptr,
+            first,
+            length,
+            packed,
+            True,
+            DIM,
+            ROWS,
+            BLOCK,
+        )
     if DOTS:
-        k, v = _load(k_ptr, first, length, packed, DIM, ROWS, BLOCK), _load(v_ptr, first, length, packed, DIM, ROWS, BLOCK)
-        dots = (dots + tl.sum(dk * k.to(tl.float32), axis=1)) * factor + tl.sum(dv * v.to(tl.float32), axis=1)
-        row, rows = first + tl.arange(0, ROWS), tl.num_programs(0) // K * length
+        k = _load(k_ptr, first, length, packed, DIM, ROWS, BLOCK)
+        v = _load(v_ptr, first, length, packed, DIM, ROWS, BLOCK)
+        dots = (dots + tl.sum(dk * k.to(tl.float32), axis=1)) * factor + tl.sum(
+            dv * v.to(tl.float32), axis=1
+        )
+        row = first + tl.arange(0, ROWS)
+        rows = tl.num_programs(0) // K * length
         tl.store(dots_ptr + kv_head * rows + batch * length + row, dots, mask=row < length)
-    _store(out_ptr + (H + kv_head) * DIM, dk * factor, cos_ptr, sin_ptr, first, length, packed, True, DIM, ROWS, BLOCK)
-    _store(out_ptr + (H + K + kv_head) * DIM, dv, cos_ptr, sin_ptr, first, length, packed, False, DIM, ROWS, BLOCK)
+    _store(
+        out_ptr + (H + kv_head) * DIM,
+        dk * factor,
+        cos_ptr,
+        sin_ptr,
+        first,
+        length,
+        packed,
+        True,
+        DIM,
+        ROWS,
+        BLOCK,
+    )
+    _store(
+        out_ptr + (H + K + kv_head) * DIM,
+        dv,
+        cos_ptr,
+        sin_ptr,
+        first,
+        length,
+        packed,
+        False,
+        DIM,
+        ROWS,
+        BLOCK,
+    )
 
 
 @interpretable
 def attend_backward(
-    dout: Tensor, qkv: Tensor, attended: tuple[Tensor, Tensor], rope: Rope, heads: tuple[int, int, int],
-    *, most: int | None = None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    dout: Tensor,
+    qkv: Tensor,
+    attended: tuple[Tensor, Tensor],
+    rope: Rope,
+    heads: tuple[int, int, int],
+    *,
+    most: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
     """The gradient of q, k and v before RoPE, packed [B S, (H + 2 K) Dh].
 
-    It also returns `dots` [K, B S] of `product_norm_backward`, if that will need them; otherwise None.
+    It also returns `dots` [K, B S] of `product_norm_backward`, if that will need them; otherwise
+    None.
 
     Args:
         dout: [B S, H Dh].
@@ -146,15 +292,38 @@ def attend_backward(
         heads: H, K, K.
         most: as of `product_norm_backward`.
     """
-    (o, lse), length, kv_heads = attended, rope.length, heads[1]
-    head_dim, out = rope.head_dim, qkv.new_empty(qkv.shape)
-    needed = o.numel() <= (largest("norm", qkv.shape[1]) if most is None else most)  # o has the stream's shape
-    dots = qkv.new_empty(kv_heads, qkv.shape[0], dtype=torch.float32) if needed else None  # rotations change no dot product
+    (o, lse) = attended
+    length = rope.length
+    kv_heads = heads[1]
+    head_dim = rope.head_dim
+    out = qkv.new_empty(qkv.shape)
+    # o has the stream's shape
+    needed = o.numel() <= (largest("norm", qkv.shape[1]) if most is None else most)
+    # rotations change no dot product
+    dots = qkv.new_empty(kv_heads, qkv.shape[0], dtype=torch.float32) if needed else None
     factor = 1 / math.sqrt(head_dim)
     rows = max(16, min(ROWS, triton.next_power_of_2(length)))
     _short_attention_backward[qkv.shape[0] // length * kv_heads, ceil_div(length, rows)](
-        qkv.contiguous(), o.contiguous(), dout.contiguous(), lse, rope.cos, rope.sin, out, dots, length, factor * LOG2_E, factor,
-        H=heads[0], K=kv_heads, DIM=head_dim, PRECISION=dot_precision(qkv.dtype), ROWS=rows,
-        BLOCK=max(16, triton.next_power_of_2(head_dim)), num_warps=4, num_stages=1, DOTS=needed, **dependent(),
-    )  # fmt: skip
+        qkv.contiguous(),
+        o.contiguous(),
+        dout.contiguous(),
+        lse,
+        rope.cos,
+        rope.sin,
+        out,
+        dots,
+        length,
+        factor * LOG2_E,
+        factor,
+        H=heads[0],
+        K=kv_heads,
+        DIM=head_dim,
+        PRECISION=dot_precision(qkv.dtype),
+        ROWS=rows,
+        BLOCK=max(16, triton.next_power_of_2(head_dim)),
+        num_warps=4,
+        num_stages=1,
+        DOTS=needed,
+        **dependent(),
+    )
     return out, dots

@@ -1,11 +1,12 @@
 """Tiles of the matrix products that Triton computes: `matmul.py` says what they are for.
 
-A product [M, K] x [K, N] is cut into tiles of M and N, which a persistent kernel works through: as many programs as
-multiprocessors, each with several tiles. A large tile reads fewer bytes for each FLOP. A small product takes a smaller tile, so
-that most multiprocessors have one.
+A product [M, K] x [K, N] is cut into tiles of M and N, which a persistent kernel works through: as
+many programs as multiprocessors, each with several tiles. A large tile reads fewer bytes for each
+FLOP. A small product takes a smaller tile, so that most multiprocessors have one.
 
-What stands under "sm_90" was measured on an H200 (LOG.md). No other GPU was there to measure. Elsewhere a library computes the
-products, and what stands under "sm_80" and "hip" only says that the kernel compiles there.
+What stands under "sm_90" was measured on an H200 (LOG.md). No other GPU was there to measure.
+Elsewhere a library computes the products, and what stands under "sm_80" and "hip" only says that
+the kernel compiles there.
 """
 
 import functools
@@ -18,7 +19,9 @@ import torch
 
 
 class ProductTile(NamedTuple):
-    """Rows (m) and columns (n) of a tile of the result, depth (k) of a step, warps, and stages of the software pipeline."""
+    """Rows (m) and columns (n) of a tile of the result, depth (k) of a step, warps, and stages of
+    the software pipeline.
+    """
 
     m: int
     n: int
@@ -28,7 +31,13 @@ class ProductTile(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, int]:
-        return {"BM": self.m, "BN": self.n, "BK": self.k, "num_warps": self.warps, "num_stages": self.stages}
+        return {
+            "BM": self.m,
+            "BN": self.n,
+            "BK": self.k,
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+        }
 
 
 # By family of GPUs: the tiles that a product in 16 bits can have, by its epilogue, largest first.
@@ -43,22 +52,32 @@ TILES: dict[str, dict[str, tuple[ProductTile, ...]]] = {
         ),
         "norm": (ProductTile(64, 64, 128, 4, 4), ProductTile(64, 32, 256, 4, 3)),
     },
-    **dict.fromkeys(("sm_75", "sm_80"), dict.fromkeys(("rope", "swiglu", "norm"), (ProductTile(64, 64, 64, 4, 3),))),
+    **dict.fromkeys(
+        ("sm_75", "sm_80"),
+        dict.fromkeys(("rope", "swiglu", "norm"), (ProductTile(64, 64, 64, 4, 3),)),
+    ),
     "hip": dict.fromkeys(("rope", "swiglu", "norm"), (ProductTile(32, 32, 32, 4, 1),)),
 }
-# The most elements of a product that is computed with its epilogue, for "norm" its most multiplications. For larger ones a
-# library's product and a kernel take less time (LOG.md has the table).
+# The most elements of a product that is computed with its epilogue, for "norm" its most
+# multiplications. For larger ones a library's product and a kernel take less time (LOG.md has the
+# table).
 LARGEST = {"sm_90": {"rope": 1 << 22, "swiglu": 1 << 40, "norm": 1 << 29}}
 
 
 @functools.cache
 def multiprocessors() -> int:
     """Of the GPU; the number decides how many programs a persistent kernel has."""
-    return torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 4
+    return (
+        torch.cuda.get_device_properties(0).multi_processor_count
+        if torch.cuda.is_available()
+        else 4
+    )
 
 
 def largest(epilogue: str, depth: int = 1) -> int:
-    """The most elements of a product in 16 bits that is computed with this epilogue on this GPU; of "norm" at this depth."""
+    """The most elements of a product in 16 bits that is computed with this epilogue on this GPU; of
+    "norm" at this depth.
+    """
     return LARGEST.get(launch_sizes.family(), {}).get(epilogue, 0) // depth
 
 
@@ -71,5 +90,9 @@ def product_tile(epilogue: str, rows: int, columns: int) -> ProductTile:
         rows, columns: of the product.
     """
     choices = TILES[launch_sizes.family()][epilogue]
-    filling = (each for each in choices if ceil_div(rows, each.m) * ceil_div(columns, each.n) >= 2 / 3 * multiprocessors())
+    filling = (
+        each
+        for each in choices
+        if ceil_div(rows, each.m) * ceil_div(columns, each.n) >= 2 / 3 * multiprocessors()
+    )
     return next(filling, choices[-1])

@@ -1,4 +1,6 @@
-"""Fused matrices in the order that the epilogues of `kernels/matmul.py` want: rows that are combined are neighbours."""
+"""Fused matrices in the order that the epilogues of `kernels/matmul.py` want: rows that are
+combined are neighbours.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -18,20 +20,29 @@ class GateUp(nn.Linear):
 
 
 class QKV(nn.Linear):
-    """Within each head of Q and K the two rows of a rotation, i and i + Dh / 2, are neighbours; weight [(H + 2 K) Dh, D].
+    """Within each head of Q and K the two rows of a rotation, i and i + Dh / 2, are neighbours;
+    weight [(H + 2 K) Dh, D].
 
-    Scores are sums over a head's elements, which their order does not change as long as Q and K share it.
+    Scores are sums over a head's elements, which their order does not change as long as Q and K
+    share it.
     """
 
     def __init__(self, hidden_size: int, heads: tuple[int, int, int], head_dim: int) -> None:
         super().__init__(hidden_size, sum(heads) * head_dim, bias=False)
-        self.heads, self.head_dim = heads, head_dim
+        self.heads = heads
+        self.head_dim = head_dim
 
     def fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k = (x.unflatten(0, (-1, 2, self.head_dim // 2)).transpose(1, 2).flatten(0, 2) for x in (q, k))
+        q, k = (
+            x.unflatten(0, (-1, 2, self.head_dim // 2)).transpose(1, 2).flatten(0, 2)
+            for x in (q, k)
+        )
         return torch.cat((q, k, v))
 
     def parts(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = weight.split([heads * self.head_dim for heads in self.heads])
-        q, k = (x.unflatten(0, (-1, self.head_dim // 2, 2)).transpose(1, 2).flatten(0, 2) for x in (q, k))
+        q, k = (
+            x.unflatten(0, (-1, self.head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+            for x in (q, k)
+        )
         return q, k, v

@@ -1,11 +1,14 @@
-"""Where a product finds its weight, where the gradient of a weight goes, and what runs beside the main stream.
+"""Where a product finds its weight, where the gradient of a weight goes, and what runs beside the
+main stream.
 
-A model starts with an empty plan: a product casts its weight, and gradients are returned to autograd, which adds them to `.grad`.
-`MasterAdamW.plan_memory` makes a plan with buffers. A product then reads a copy of the weight that AdamW keeps in the products'
-dtype, and each gradient is written to a buffer of its own, which the next step overwrites. Autograd is given nothing.
+A model starts with an empty plan: a product casts its weight, and gradients are returned to
+autograd, which adds them to `.grad`. `MasterAdamW.plan_memory` makes a plan with buffers. A product
+then reads a copy of the weight that AdamW keeps in the products' dtype, and each gradient is
+written to a buffer of its own, which the next step overwrites. Autograd is given nothing.
 
-Who writes which buffer, and when. Time runs down. Each column is a stream of a captured step. Work at the
-head of an arrow starts when the work at its tail has ended, and the total is the sum x + branch:
+Who writes which buffer, and when. Time runs down. Each column is a stream of a captured step. Work
+at the head of an arrow starts when the work at its tail has ended, and the total is the sum x +
+branch:
 
     main                              products                       updates
     ----                              --------                       -------
@@ -69,7 +72,8 @@ def saved(ctx) -> tuple[Any, ...]:
         raise RuntimeError(
             "Trying to backward through the graph a second time: Version 4 frees what it saved, and writes over some of it"
         )
-    taken, ctx.saved = ctx.saved, None
+    taken = ctx.saved
+    ctx.saved = None
     return taken
 
 
@@ -78,9 +82,9 @@ class MemoryPlan:
 
     Args:
         working: of each parameter, the weight that products read; empty without the memory plan.
-        gradient: of each parameter, the buffer of its gradient; likewise.
-        update_block: updates the matrices of a block, beside the backward pass of the blocks before it; None: not before its end.
-        communicates: whether gradients are added up over processes as they are written.
+        gradient: of each parameter, the buffer of its gradient; likewise. update_block: updates the
+        matrices of a block, beside the backward pass of the blocks before it; None: not before its
+        end. communicates: whether gradients are added up over processes as they are written.
         scales: of products in FP8.
     """
 
@@ -92,9 +96,13 @@ class MemoryPlan:
         communicates: bool = False,
         scales: Scales | None = None,
     ) -> None:
-        self.working, self.gradient = working or {}, gradient or {}
-        self.update_block, self.communicates, self.scales = update_block, communicates, scales
-        self.streams: SideStreams | None = None  # they stay for all steps, because a library has a workspace for each stream
+        self.working = working or {}
+        self.gradient = gradient or {}
+        self.update_block = update_block
+        self.communicates = communicates
+        self.scales = scales
+        # they stay for all steps, because a library has a workspace for each stream
+        self.streams: SideStreams | None = None
         self.beside: SideStreams | None = None  # the same in a step that uses them
         self.waiting: list[tuple[Callable[[], object], tuple[Tensor, ...]]] = []  # for the loss
         self.written: dict[Tensor, torch.cuda.Event] = {}  # by the products' stream, in this step
@@ -123,10 +131,18 @@ class MemoryPlan:
     def weight(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
         """The parameter's values in `dtype`."""
         working = self.working.get(parameter)
-        return working if working is not None and working.dtype == dtype else parameter.detach().to(dtype)
+        return (
+            working
+            if working is not None and working.dtype == dtype
+            else parameter.detach().to(dtype)
+        )
 
-    def on_products_stream(self, parameter: Tensor | None, work: Callable[[], object], *tensors: Tensor) -> None:
-        """Does work that reads `tensors` and writes the gradient of `parameter`, if any: in line without side streams."""
+    def on_products_stream(
+        self, parameter: Tensor | None, work: Callable[[], object], *tensors: Tensor
+    ) -> None:
+        """Does work that reads `tensors` and writes the gradient of `parameter`, if any: in line
+        without side streams.
+        """
         if not self.beside:
             work()
             return
@@ -135,7 +151,8 @@ class MemoryPlan:
             self.written[parameter] = done
 
     def matrix_gradient(self, parameter: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
-        """The gradient dy^T x of a weight W [O, I] in the product x W^T, from dy [N, O] and x [N, I].
+        """The gradient dy^T x of a weight W [O, I] in the product x W^T, from dy [N, O] and x [N,
+        I].
 
         This and the following return it for autograd, or write it to its buffer and return None.
         """
@@ -179,27 +196,48 @@ class MemoryPlan:
             needed: whether the gradients of x and of the branch are; of the two, one is.
 
         Returns:
-            The gradients of x in its dtype and of the branch in dy's, [N, D] or None, and `norm_gradient`.
+            The gradients of x in its dtype and of the branch in dy's, [N, D] or None, and
+            `norm_gradient`.
         """
         with span("norm"):
-            dx, parts = kernels.add_norm_backward(dy, dtotal, norm, norm.weight.dtype if needed[0] else dy.dtype)
-            return dx if needed[0] else None, dx if needed[1] else None, self.norm_gradient(norm.weight, parts)
+            dx, parts = kernels.add_norm_backward(
+                dy, dtotal, norm, norm.weight.dtype if needed[0] else dy.dtype
+            )
+            return (
+                dx if needed[0] else None,
+                dx if needed[1] else None,
+                self.norm_gradient(norm.weight, parts),
+            )
 
     def norm_backward_through_product(
-        self, product: tuple[Tensor, Tensor | None], matrix: Tensor, dtotal: Tensor, norm: Norm, needed: Sequence[bool]
+        self,
+        product: tuple[Tensor, Tensor | None],
+        matrix: Tensor,
+        dtotal: Tensor,
+        norm: Norm,
+        needed: Sequence[bool],
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """`norm_backward` of dy = dout W, W [C, D] being the parameter `matrix`; `product` is dout and `dots` of the kernel's."""
+        """`norm_backward` of dy = dout W, W [C, D] being the parameter `matrix`; `product` is dout
+        and `dots` of the kernel's.
+        """
         dout, dots = product
-        dtype, weight = norm.weight.dtype if needed[0] else dout.dtype, self.weight(matrix, dout.dtype)
+        dtype = norm.weight.dtype if needed[0] else dout.dtype
+        weight = self.weight(matrix, dout.dtype)
         dx, parts = kernels.product_norm_backward(dout, dots, weight, dtotal, norm, dtype=dtype)
-        return dx if needed[0] else None, dx if needed[1] else None, self.norm_gradient(norm.weight, parts)
+        return (
+            dx if needed[0] else None,
+            dx if needed[1] else None,
+            self.norm_gradient(norm.weight, parts),
+        )
 
-    def embedding_gradient(self, parameter: Tensor, ids: Tensor, order: Tensor, dx: Tensor) -> Tensor | None:
+    def embedding_gradient(
+        self, parameter: Tensor, ids: Tensor, order: Tensor, dx: Tensor
+    ) -> Tensor | None:
         """The gradient of the embedding [V, D] from `ids` and `order` [N], sorted, and dx [N, D].
 
-        In a buffer it is added to that of the head, which has the same weight. This runs on the main stream, beside the update of
-        the first block. The products' stream sorts the ids before it computes the head's gradient, so one event says that both
-        are there.
+        In a buffer it is added to that of the head, which has the same weight. This runs on the
+        main stream, beside the update of the first block. The products' stream sorts the ids before
+        it computes the head's gradient, so one event says that both are there.
         """
         if not self.gradient:
             gradient = torch.zeros_like(parameter, requires_grad=False)
@@ -211,20 +249,26 @@ class MemoryPlan:
         return None
 
     def at_the_loss(self, work: Callable[[], object], *tensors: Tensor) -> None:
-        """Does work that reads `tensors` and that only the backward pass needs: with buffers in `run_waiting`, otherwise now."""
+        """Does work that reads `tensors` and that only the backward pass needs: with buffers in
+        `run_waiting`, otherwise now.
+        """
         if self.gradient:
             self.waiting.append((work, tensors))
         else:
             work()
 
     def run_waiting(self) -> None:
-        """Starts the work of `at_the_loss`; to be called when all blocks of the forward pass have been issued."""
+        """Starts the work of `at_the_loss`; to be called when all blocks of the forward pass have
+        been issued.
+        """
         for work, tensors in self.waiting:
             self.on_products_stream(None, work, *tensors)
         self.waiting.clear()
 
     def block_done(self, block: nn.Module) -> None:
-        """To be called when the backward pass of a block has been issued: updates it, where that may run beside the rest."""
+        """To be called when the backward pass of a block has been issued: updates it, where that
+        may run beside the rest.
+        """
         if self.beside and self.update_block:
             self.beside.updates.wait(self.beside.products)
             with span("optimizer"):
@@ -240,5 +284,7 @@ class Shared(NamedTuple):
 
     @classmethod
     def of(cls, model: Any, length: int) -> "Shared":
-        """For a model of tiny_llama_v4.py and sequences of a length. UsageError: its rotary tables are shorter."""
+        """For a model of tiny_llama_v4.py and sequences of a length. UsageError: its rotary tables
+        are shorter.
+        """
         return cls(model.plan, Rope(model.cos, model.sin, length), model.switches)

@@ -1,17 +1,20 @@
 """AdamW for master weights in float32, with working copies in the dtype of the matrix products.
 
-Weights, moments and gradients lie in flat buffers, so a launch serves all tensors of a kind. The matrices inside the blocks get
-gradients in the products' dtype, as the products write them. The embedding, to which two gradients are added, and the norms get
-theirs in float32. With bf16 the update also writes each weight in bf16, for the products: a step casts no weights. Gradients are
+Weights, moments and gradients lie in flat buffers, so a launch serves all tensors of a kind. The
+matrices inside the blocks get gradients in the products' dtype, as the products write them. The
+embedding, to which two gradients are added, and the norms get theirs in float32. With bf16 the
+update also writes each weight in bf16, for the products: a step casts no weights. Gradients are
 overwritten by the next step, so nothing is set to zero and nothing is added up.
 
-The matrices of a block can be updated as soon as their gradients are there, beside the backward pass of the blocks before. In a
-job of several processes the gradients of the block are added up over the processes first, in the products' dtype:
+The matrices of a block can be updated as soon as their gradients are there, beside the backward
+pass of the blocks before. In a job of several processes the gradients of the block are added up
+over the processes first, in the products' dtype:
 
     ddp      one all-reduce; every process updates the block
     zero1    each process gets the sum of its share of the block alone, has the moments of that share and updates it; then the
-             shares of the new weights are gathered, in the dtype that the products read (Rajbhandari et al. 2020,
-             arXiv:1910.02054, stage 1). The bytes are those of ddp, and the update is shared out.
+             shares of the new weights are gathered, in the dtype that the products read
+             (Rajbhandari et al. 2020, arXiv:1910.02054, stage 1). The bytes are those of ddp, and
+             the update is shared out.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +30,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in PyTorch 2.13
+# renamed in PyTorch 2.13
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 ALIGNMENT = 64  # elements: every tensor in a flat buffer begins at a multiple of 128 bytes
 
@@ -37,18 +41,22 @@ def _rounded_up(size: int, multiple: int) -> int:
 
 
 class Flat:
-    """Groups of parameters in flat buffers: `master`, `exp_avg`, `exp_avg_sq`; after `allocate` also `gradient` and `working`.
+    """Groups of parameters in flat buffers: `master`, `exp_avg`, `exp_avg_sq`; after `allocate`
+    also `gradient` and `working`.
 
-    Each parameter becomes a view of `master`. The products read `working`, and the backward pass writes `gradient`. Without a
-    dtype of their own the working weights are the masters.
+    Each parameter becomes a view of `master`. The products read `working`, and the backward pass
+    writes `gradient`. Without a dtype of their own the working weights are the masters.
 
     Attributes:
-        parts: the place of each group in the buffers. Every part can be divided into `shares` of equal size.
+        parts: the place of each group in the buffers. Every part can be divided into `shares` of
+        equal size.
     """
 
     def __init__(self, groups: list[list[nn.Parameter]], shares: int) -> None:
         self.parameters = [parameter for group in groups for parameter in group]
-        self.offsets, self.parts, end = [], [], 0
+        self.offsets = []
+        self.parts = []
+        end = 0
         for group in groups:
             start = end
             for parameter in group:
@@ -56,7 +64,9 @@ class Flat:
                 end = _rounded_up(end + parameter.numel(), ALIGNMENT)
             end = start + _rounded_up(end - start, ALIGNMENT * shares)
             self.parts.append(slice(start, end))
-        self.master = torch.zeros(end, dtype=self.parameters[0].dtype, device=self.parameters[0].device)
+        self.master = torch.zeros(
+            end, dtype=self.parameters[0].dtype, device=self.parameters[0].device
+        )
         self.gradient: Tensor = self.master.new_empty(0)
         self.working: Tensor | None = None
         for parameter, [master] in self.views(self.master):
@@ -66,8 +76,11 @@ class Flat:
 
     def shard(self, rank: int, shares: int) -> None:
         """Holds moments, of zeros, for one share of each part alone."""
-        self.rank, self.shares = rank, shares
-        self.exp_avg, self.exp_avg_sq = (self.master.new_zeros(self.master.numel() // shares) for _ in range(2))
+        self.rank = rank
+        self.shares = shares
+        self.exp_avg, self.exp_avg_sq = (
+            self.master.new_zeros(self.master.numel() // shares) for _ in range(2)
+        )
 
     def share(self, part: slice) -> slice:
         """The share of a part that this process updates."""
@@ -80,20 +93,35 @@ class Flat:
         return self.exp_avg[held], self.exp_avg_sq[held]
 
     def fragments(self) -> Iterator[tuple[nn.Parameter, slice, list[Tensor]]]:
-        """What this process updates of each parameter: the parameter, a slice of its elements, and their moments."""
+        """What this process updates of each parameter: the parameter, a slice of its elements, and
+        their moments.
+        """
         for parameter, start in zip(self.parameters, self.offsets, strict=True):
             part = next(part for part in self.parts if start < part.stop)
             share = self.share(part)
-            begin, end = max(start, share.start), min(start + parameter.numel(), share.stop)
+            begin = max(start, share.start)
+            end = min(start + parameter.numel(), share.stop)
             if begin < end:
-                moments = [moment[begin - share.start : end - share.start] for moment in self.moments(part)]
+                moments = [
+                    moment[begin - share.start : end - share.start] for moment in self.moments(part)
+                ]
                 whole = end - begin == parameter.numel()
-                yield parameter, slice(begin - start, end - start), [m.view_as(parameter) if whole else m for m in moments]
+                yield (
+                    parameter,
+                    slice(begin - start, end - start),
+                    [m.view_as(parameter) if whole else m for m in moments],
+                )
 
     def views(self, *buffers: Tensor) -> Iterator[tuple[nn.Parameter, list[Tensor]]]:
         """Each parameter, and its part of each buffer in its shape."""
         for parameter, start in zip(self.parameters, self.offsets, strict=True):
-            yield parameter, [buffer[start : start + parameter.numel()].view(parameter.shape) for buffer in buffers]
+            yield (
+                parameter,
+                [
+                    buffer[start : start + parameter.numel()].view(parameter.shape)
+                    for buffer in buffers
+                ],
+            )
 
     def allocate(self, working: torch.dtype, gradient: torch.dtype) -> None:
         self.gradient = torch.zeros_like(self.master, dtype=gradient)
@@ -124,23 +152,42 @@ class MasterAdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for a model with a memory plan.
 
     Args:
-        model: has `layers`, all alike. Its parameters move into flat buffers. Loading a state dict renews the working weights.
-        lr, betas, eps, weight_decay: as in torch.optim.AdamW.
-        fp8: whether the products of the blocks are in FP8; their scales are part of the state.
+        model: has `layers`, all alike. Its parameters move into flat buffers. Loading a state dict
+        renews the working weights. lr, betas, eps, weight_decay: as in torch.optim.AdamW. fp8:
+        whether the products of the blocks are in FP8; their scales are part of the state.
     """
 
     def __init__(
-        self, model: Planned, lr: float, *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 0.01, fp8: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(model.parameters(), dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, capturable=True))
-        blocks = [[parameter for parameter in block.parameters() if parameter.dim() == 2] for block in model.layers]
-        inner, shares = {parameter for block in blocks for parameter in block}, ranks.here().world_size
-        self.model, self.matrices = model, Flat(blocks, shares)
-        self.others = Flat([[parameter for parameter in model.parameters() if parameter not in inner]], shares)
-        self.blocks: dict[nn.Module, slice] = dict(zip(model.layers, self.matrices.parts, strict=True))
+        self,
+        model: Planned,
+        lr: float,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        fp8: bool = False,
+    ) -> None:
+        super().__init__(
+            model.parameters(),
+            dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, capturable=True),
+        )
+        blocks = [
+            [parameter for parameter in block.parameters() if parameter.dim() == 2]
+            for block in model.layers
+        ]
+        inner = {parameter for block in blocks for parameter in block}
+        shares = ranks.here().world_size
+        self.model = model
+        self.matrices = Flat(blocks, shares)
+        self.others = Flat(
+            [[parameter for parameter in model.parameters() if parameter not in inner]], shares
+        )
+        self.blocks: dict[nn.Module, slice] = dict(
+            zip(model.layers, self.matrices.parts, strict=True)
+        )
         self.updated: set[nn.Module] = set()  # blocks, in the step under way
-        self.steps = torch.zeros((), dtype=torch.float32, device=self.others.master.device)  # on the device, for a captured step
+        # on the device, for a captured step
+        self.steps = torch.zeros((), dtype=torch.float32, device=self.others.master.device)
         self.scales = Scales(self.matrices.parameters) if fp8 else None
         self.form: str | None = None  # of --parallel
         self.world_size = 1
@@ -152,22 +199,30 @@ class MasterAdamW(torch.optim.Optimizer):
         self.state.clear()
         for flat in (self.matrices, self.others):
             for parameter, _, (exp_avg, exp_avg_sq) in flat.fragments():
-                self.state[parameter] = self._common_state() | {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+                self.state[parameter] = self._common_state() | {
+                    "exp_avg": exp_avg,
+                    "exp_avg_sq": exp_avg_sq,
+                }
 
     def _common_state(self) -> dict[str, Tensor]:
         """What all parameters share."""
         return {"step": self.steps} | ({"fp8_largest": self.scales.largest} if self.scales else {})
 
     def communicate(self, form: str) -> None:
-        """From now on an update adds up the gradients of all processes first, in the form `ddp` or `zero1`; before the first."""
-        self.form, self.world_size = form, dist.get_world_size()
+        """From now on an update adds up the gradients of all processes first, in the form `ddp` or
+        `zero1`; before the first.
+        """
+        self.form = form
+        self.world_size = dist.get_world_size()
         if form == "zero1":
             for flat in (self.matrices, self.others):
                 flat.shard(dist.get_rank(), self.world_size)
             self._hold_states()
 
     def whole_states(self) -> dict[Tensor, dict[str, Tensor]]:
-        """The state of every parameter, in new memory if the processes share it; then all must call this."""
+        """The state of every parameter, in new memory if the processes share it; then all must call
+        this.
+        """
         if self.form != "zero1":
             return dict(self.state)
         found: dict[Tensor, dict[str, Tensor]] = {}
@@ -177,7 +232,10 @@ class MasterAdamW(torch.optim.Optimizer):
                 for buffer, moment in zip(whole, flat.moments(part), strict=True):
                     all_gather(buffer[part], moment)
             for parameter, moments in flat.views(*whole):
-                found[parameter] = self._common_state() | {"exp_avg": moments[0], "exp_avg_sq": moments[1]}
+                found[parameter] = self._common_state() | {
+                    "exp_avg": moments[0],
+                    "exp_avg_sq": moments[1],
+                }
         return found
 
     def take_states(self, states: dict[Tensor, dict[str, Tensor]]) -> None:
@@ -193,17 +251,22 @@ class MasterAdamW(torch.optim.Optimizer):
                     moment.copy_(states[parameter][name].flatten()[elements].view_as(moment))
 
     def gather_weights(self) -> None:
-        """Makes every float32 weight the newest: under zero1 a process has its share of the blocks' alone. All must call it."""
+        """Makes every float32 weight the newest: under zero1 a process has its share of the blocks'
+        alone. All must call it.
+        """
         if self.form == "zero1":
             for part in self.matrices.parts:
-                all_gather(self.matrices.master[part], self.matrices.master[self.matrices.share(part)].clone())
+                all_gather(
+                    self.matrices.master[part],
+                    self.matrices.master[self.matrices.share(part)].clone(),
+                )
 
     def plan_memory(self, dtype: torch.dtype, early: bool = False) -> None:
         """Gives the model buffers (`MemoryPlan`), after `communicate` and before the first step.
 
         Args:
-            dtype: of the products; float32 stands for the weights' own.
-            early: update a block as soon as its gradients are there, where they are written beside the backward pass.
+            dtype: of the products; float32 stands for the weights' own. early: update a block as
+            soon as its gradients are there, where they are written beside the backward pass.
         """
         dtype = self.others.master.dtype if dtype == torch.float32 else dtype
         self.matrices.allocate(dtype, dtype)
@@ -217,7 +280,9 @@ class MasterAdamW(torch.optim.Optimizer):
         self.model.plan = MemoryPlan(working, gradient, update, self.form is not None, self.scales)
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """As in PyTorch, but copies the state to where it is: kernels, and a captured step, read the flat buffers."""
+        """As in PyTorch, but copies the state to where it is: kernels, and a captured step, read
+        the flat buffers.
+        """
         held = dict(self.state)
         super().load_state_dict(state_dict)
         for parameter, state in held.items():
@@ -240,7 +305,9 @@ class MasterAdamW(torch.optim.Optimizer):
 
     @contextmanager
     def _on_collectives_stream(self) -> Iterator[None]:
-        """Makes a third stream current. Collectives wait there for other processes while the products of the next block go on."""
+        """Makes a third stream current. Collectives wait there for other processes while the
+        products of the next block go on.
+        """
         if not (self.form and self.steps.is_cuda):
             yield
             return
@@ -253,7 +320,8 @@ class MasterAdamW(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # a captured step has no closure
         if not self.updated and not self.form:
             self.steps += 1
-            self._update(self.matrices, slice(0, self.matrices.master.numel()))  # all blocks in one launch
+            # all blocks in one launch
+            self._update(self.matrices, slice(0, self.matrices.master.numel()))
         else:
             for block in reversed(self.blocks):
                 if block not in self.updated:
@@ -274,11 +342,17 @@ class MasterAdamW(torch.optim.Optimizer):
             dist.all_reduce(flat.gradient[part])
         elif self.form == "zero1":
             reduce_scatter(flat.gradient[share], flat.gradient[part])
-        working, settings = None if flat.working is None else flat.working[share], self.settings()
-        weight, moments, gradient = flat.master[share], flat.moments(part), flat.gradient[share]
-        kernels.adamw(weight, moments, gradient, working, self.steps, **settings, scale=1 / self.world_size)
+        working = None if flat.working is None else flat.working[share]
+        settings = self.settings()
+        weight = flat.master[share]
+        moments = flat.moments(part)
+        gradient = flat.gradient[share]
+        kernels.adamw(
+            weight, moments, gradient, working, self.steps, **settings, scale=1 / self.world_size
+        )
         if self.form == "zero1":
-            read = flat.master if flat is self.others else flat.read  # the others' working weights are made of whole masters
+            # the others' working weights are made of whole masters
+            read = flat.master if flat is self.others else flat.read
             all_gather(read[part], read[share])
             if flat is self.others:
                 flat.renew()

@@ -1,8 +1,9 @@
 """Side streams: two streams for work that the rest of the backward pass does not need at once.
 
-Only the optimizer waits for most of it. The embedding's backward pass waits for the sorted ids and the head's gradient. In a
-captured step each stream becomes a branch of the graph: a small product on it runs beside the kernels of the main stream, where
-either alone would leave multiprocessors idle.
+Only the optimizer waits for most of it. The embedding's backward pass waits for the sorted ids and
+the head's gradient. In a captured step each stream becomes a branch of the graph: a small product
+on it runs beside the kernels of the main stream, where either alone would leave multiprocessors
+idle.
 """
 
 from collections import deque
@@ -12,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-DEPTH = 8  # pieces of work in flight; the main stream waits for an older one, and its tensors are given back
+# pieces of work in flight; the main stream waits for an older one, and its tensors are given back
+DEPTH = 8
 
 
 class SideStream:
@@ -21,7 +23,9 @@ class SideStream:
         self.in_flight: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
 
     def run(self, work: Callable[[], object], *tensors: Tensor) -> torch.cuda.Event:
-        """Runs `work`, which reads `tensors`, after all that the current stream has been given so far; the event is its end."""
+        """Runs `work`, which reads `tensors`, after all that the current stream has been given so
+        far; the event is its end.
+        """
         current = torch.cuda.current_stream()
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):

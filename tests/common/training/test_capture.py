@@ -1,4 +1,6 @@
-"""A captured step: the losses and gradients of the eager step, and one line where a step cannot be captured."""
+"""A captured step: the losses and gradients of the eager step, and one line where a step cannot be
+captured.
+"""
 
 import os
 import subprocess
@@ -37,20 +39,36 @@ def options(name: str, *flags: str, **changes) -> tuple:
     """A version, and its resolved options at a small size."""
     path, own = VERSIONS[name]
     version = version_files.load(ROOT / path)
-    parsed = version_files.resolve(version_files.parser(None).parse_args([*flags, "--batch-size", "4", "--seq-len", "64"]))
-    model = ModelConfig(hidden_size=128, num_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=256)
+    parsed = version_files.resolve(
+        version_files.parser(None).parse_args([*flags, "--batch-size", "4", "--seq-len", "64"])
+    )
+    model = ModelConfig(
+        hidden_size=128,
+        num_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=256,
+    )
     return version, replace(version_files.switched(version, parsed, *own), model=model, **changes)
 
 
-def train(name: str, captured: bool, *flags: str, amp: torch.dtype | None = None) -> tuple[list[float], dict]:
-    """Losses of STEPS steps, and the gradients of one more at their end; eager with AdamW in its capturable form."""
+def train(
+    name: str, captured: bool, *flags: str, amp: torch.dtype | None = None
+) -> tuple[list[float], dict]:
+    """Losses of STEPS steps, and the gradients of one more at their end; eager with AdamW in its
+    capturable form.
+    """
     version, chosen = options(name, *flags, capture_step=captured)
     devices.configure(CUDA, chosen.seed)
     precision = Precision(CUDA, amp)
     source = data.markov(chosen.model.vocab_size, chosen.seed)
-    batches = data.Batches(source, (chosen.batch_size, chosen.seq_len, STEPS + 1), chosen.seed, CUDA)
+    batches = data.Batches(
+        source, (chosen.batch_size, chosen.seq_len, STEPS + 1), chosen.seed, CUDA
+    )
     if captured:
-        model, optimizer, take = preparation.prepare_for_study(version, chosen, precision, batches[0])
+        model, optimizer, take = preparation.prepare_for_study(
+            version, chosen, precision, batches[0]
+        )
     else:
         model = version.make_model(chosen).to(CUDA)
         optimizer = capture.capturable(version.make_optimizer(model, chosen), precision)
@@ -83,7 +101,9 @@ def test_the_capturable_optimizer_rounds_no_more_than_fp32_does(name):
     precision, batch = Precision(CUDA, None), version_files.random_batch(chosen, CUDA)
     _, _, take = preparation.prepare_for_study(version, chosen, precision, batch)
     plain = [take(batch).item() for _ in range(STEPS)]
-    _, _, take = preparation.prepare_for_study(version, replace(chosen, capture_step=True), precision, batch)
+    _, _, take = preparation.prepare_for_study(
+        version, replace(chosen, capture_step=True), precision, batch
+    )
     assert [take(batch).item() for _ in range(STEPS)] == pytest.approx(plain, abs=2e-3)
 
 
@@ -95,7 +115,10 @@ def test_memory_of_a_captured_step_counts_the_pool_of_its_graph():
     captured = preparation.prepare_for_study(version, chosen, precision, batch)
     devices.reset_peak_memory(CUDA)
     captured.step(batch)
-    uncounted, counted = devices.peak_memory(CUDA), devices.peak_memory(CUDA, captured.graph_peak_bytes)
+    uncounted, counted = (
+        devices.peak_memory(CUDA),
+        devices.peak_memory(CUDA, captured.graph_peak_bytes),
+    )
     assert uncounted["peak_mib"] < counted["peak_mib"] <= counted["reserved_mib"]
 
 
@@ -114,18 +137,39 @@ except RunError as error:
 
 @pytest.mark.gpu
 def test_a_step_that_waits_for_the_gpu_is_refused_in_one_line():
-    """In a process of its own: a capture that failed leaves PyTorch without random numbers on the GPU."""
+    """In a process of its own: a capture that failed leaves PyTorch without random numbers on the
+    GPU.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", WAITING], capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": PATHS}
+        [sys.executable, "-c", WAITING],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": PATHS},
     )
-    assert done.stdout.count("\n") == 1 and "cannot be captured" in done.stdout and "previous error" not in done.stdout
+    assert (
+        done.stdout.count("\n") == 1
+        and "cannot be captured" in done.stdout
+        and "previous error" not in done.stdout
+    )
 
 
 def calls_by_span(name: str, captured: bool, folder: Path) -> dict:
-    """Launches a step by span and phase, from a profile of a run; without the optimizer's, which has another form in a graph."""
+    """Launches a step by span and phase, from a profile of a run; without the optimizer's, which
+    has another form in a graph.
+    """
     path, own = VERSIONS[name]
     version = version_files.load(ROOT / path)
-    flags = ("--num-steps", 6, "--profile-dir", folder, "--metrics-out", folder / "metrics.json", "--data", "synthetic")
+    flags = (
+        "--num-steps",
+        6,
+        "--profile-dir",
+        folder,
+        "--metrics-out",
+        folder / "metrics.json",
+        "--data",
+        "synthetic",
+    )
     options = replace(run_options(version, *flags, *own), capture_step=captured)
     profile = step_profile.read(version.train(options).profiles[0])
     counted = Counter()
@@ -137,16 +181,22 @@ def calls_by_span(name: str, captured: bool, folder: Path) -> dict:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [name for name in VERSIONS if name != "v2-compile"])  # a compiled model has no spans inside
+# a compiled model has no spans inside
+@pytest.mark.parametrize("name", [name for name in VERSIONS if name != "v2-compile"])
 def test_a_profile_of_a_captured_step_shows_the_spans_of_the_eager_one(name, tmp_path):
     eager, captured = (calls_by_span(name, on, tmp_path / str(on)) for on in (False, True))
     assert captured == eager and len(eager) >= 2
 
 
-@pytest.mark.parametrize("flags, captured", [((), True), (("--time-phases",), False), (("--no-capture-step",), False)])
+@pytest.mark.parametrize(
+    "flags, captured", [((), True), (("--time-phases",), False), (("--no-capture-step",), False)]
+)
 def test_a_version_that_captures_does_so_unless_phases_are_timed(monkeypatch, flags, captured):
     monkeypatch.setattr(devices, "is_gpu", lambda device: True)
-    assert Run(run_options(tiny_llama_v1, *flags), "v1", captured=True).options.capture_step is captured
+    assert (
+        Run(run_options(tiny_llama_v1, *flags), "v1", captured=True).options.capture_step
+        is captured
+    )
 
 
 def test_batches_of_another_shape_and_graphs_of_compile_are_refused(monkeypatch):
@@ -164,16 +214,26 @@ def test_batches_of_another_shape_and_graphs_of_compile_are_refused(monkeypatch)
 def test_the_capturable_optimizer_keeps_its_settings():
     weight = torch.nn.Parameter(torch.ones(2))
     made = capture.capturable(
-        torch.optim.AdamW([weight], lr=0.25, betas=(0.5, 0.75), weight_decay=0.125), Precision(torch.device("cpu"), None)
+        torch.optim.AdamW([weight], lr=0.25, betas=(0.5, 0.75), weight_decay=0.125),
+        Precision(torch.device("cpu"), None),
     )
     group = made.param_groups[0]
-    assert (group["lr"], group["betas"], group["weight_decay"], group["capturable"]) == (0.25, (0.5, 0.75), 0.125, True)
+    assert (group["lr"], group["betas"], group["weight_decay"], group["capturable"]) == (
+        0.25,
+        (0.5, 0.75),
+        0.125,
+        True,
+    )
     assert group["params"] == [weight] and not group["fused"]
     half = Precision(torch.device("cpu"), torch.float16)
-    assert capture.capturable(torch.optim.AdamW([weight]), half).defaults["fused"], "which leaves out a step that has overflowed"
+    assert capture.capturable(torch.optim.AdamW([weight]), half).defaults["fused"], (
+        "which leaves out a step that has overflowed"
+    )
 
 
-@pytest.mark.parametrize("theirs, error", [([3.0, -4.0], 0.0), ([3.0, -3.0], 0.2), ([3.0, float("nan")], float("inf"))])
+@pytest.mark.parametrize(
+    "theirs, error", [([3.0, -4.0], 0.0), ([3.0, -3.0], 0.2), ([3.0, float("nan")], float("inf"))]
+)
 def test_the_difference_is_relative_to_the_norm(theirs, error):
     """The tensor that differs most counts; NaN counts as infinite."""
     first, same = torch.tensor([3.0, -4.0]), torch.tensor([8.0])

@@ -1,4 +1,6 @@
-"""A saved model opens in transformers, and a run goes on from a checkpoint as if it had never stopped."""
+"""A saved model opens in transformers, and a run goes on from a checkpoint as if it had never
+stopped.
+"""
 
 import json
 import os
@@ -21,18 +23,29 @@ import torch
 def test_checkpoint_opens_in_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    text = "def area(r):\n    return 3.14 * r ** 2  # don't , ever . Gr\u00f6\u00dfe \u2211 \u6f22\n"
+    text = (
+        "def area(r):\n    return 3.14 * r ** 2  # don't , ever . Gr\u00f6\u00dfe \u2211 \u6f22\n"
+    )
     (tmp_path / "text.py").write_text(text * 200, encoding="utf-8")
     dataset = data.load(str(tmp_path / "text.py"), 300, seed=0)
     config = ModelConfig(
-        vocab_size=300, hidden_size=48, num_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=80,
-        max_sequence_length=64, rope_theta=5000.0, rms_norm_eps=1e-4,
-    )  # fmt: skip
+        vocab_size=300,
+        hidden_size=48,
+        num_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=80,
+        max_sequence_length=64,
+        rope_theta=5000.0,
+        rms_norm_eps=1e-4,
+    )
     model, folder = tiny_llama_v1.TinyLlama(config), tmp_path / "saved"
     folder.mkdir()
     checkpoint.save(folder, model.baseline_state_dict(), config, dataset)
 
-    opened, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    opened, report = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True
+    )
     assert not any(report.values()), report  # nothing missing, unexpected or of another shape
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     input_ids = tokenizer(text, return_tensors="pt").input_ids
@@ -65,20 +78,26 @@ def trained(execute, tmp_path):
 
 
 CASES = {
-    "fp32": (SCRIPT, []), "float16": (SCRIPT, ["--use-amp", "--amp-dtype", "float16"]),
-    "v4": (V4, ["--lr-schedule", "cosine", "--lr-decay-steps", "9"]), "v4 bfloat16": (V4, ["--use-amp"]),
-}  # fmt: skip
+    "fp32": (SCRIPT, []),
+    "float16": (SCRIPT, ["--use-amp", "--amp-dtype", "float16"]),
+    "v4": (V4, ["--lr-schedule", "cosine", "--lr-decay-steps", "9"]),
+    "v4 bfloat16": (V4, ["--use-amp"]),
+}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_goes_on_with_the_same_bits(trained, no_kernels, tmp_path, case):
-    """The losses depend on weights, moments, data and, in float16, on the loss scale. Version 4 has buffers of its own."""
+    """The losses depend on weights, moments, data and, in float16, on the loss scale. Version 4 has
+    buffers of its own.
+    """
     script, flags = CASES[case]
     whole = trained(9, *flags, script=script)
     first = trained(6, *flags, "--checkpoint-dir", "saved", "--checkpoint-every", 2, script=script)
     assert names(tmp_path / "saved") == ["step-00000004", "step-00000006"], "the newest two"
     files = names(tmp_path / "saved/step-00000006")
-    assert files == ["position.json", "shard-00001-model-00001-of-00001.safetensors"], "neither can hold code"
+    assert files == ["position.json", "shard-00001-model-00001-of-00001.safetensors"], (
+        "neither can hold code"
+    )
     rest = trained(9, *flags, *AGAIN, script=script)
     assert first + rest == whole and len(set(whole)) == 9
     record = json.loads((tmp_path / "metrics.json").read_text())
@@ -95,8 +114,14 @@ def test_everything_that_a_step_may_depend_on_is_restored(monkeypatch, tmp_path)
 
         def watched(batch):
             loss = step(batch)
-            state = [value for parameter in model.parameters() for value in optimizer.state[parameter].values()]
-            seen.append((torch.tensor(precision.scaler.get_scale()), *(value.clone() for value in state)))
+            state = [
+                value
+                for parameter in model.parameters()
+                for value in optimizer.state[parameter].values()
+            ]
+            seen.append(
+                (torch.tensor(precision.scaler.get_scale()), *(value.clone() for value in state))
+            )
             return loss
 
         return watched
@@ -136,7 +161,9 @@ tiny_llama_v1.main()
 """
 
 
-def test_a_process_that_is_killed_while_it_saves_leaves_the_checkpoint_before(trained, run_script, tmp_path):
+def test_a_process_that_is_killed_while_it_saves_leaves_the_checkpoint_before(
+    trained, run_script, tmp_path
+):
     flags = [*QUICK, "--num-steps", "9", "--checkpoint-dir", "saved", "--checkpoint-every", "2"]
     run_script("-c", KILLED, *flags, check=-signal.SIGKILL)
     assert names(tmp_path / "saved") == [checkpoint.BUILDING, "step-00000002"]
@@ -148,14 +175,39 @@ def test_a_run_that_a_checkpoint_does_not_fit_is_refused(trained, refused):
     """Also where it is of another form, and where there is one that nobody wants to go on from."""
     trained(3, "--checkpoint-dir", "saved")
     again = (*QUICK, *AGAIN, "--num-steps", 4)
-    assert "saved/step-00000003 is there: go on from it with --resume" in refused(SCRIPT, *QUICK, "--checkpoint-dir", "saved")
-    assert "leaves nothing to train: raise --num-steps (now 3)" in refused(SCRIPT, *again, "--num-steps", 3)
-    said = refused(SCRIPT, *again, "--batch-size", 3, "--seed", 1, "--hidden-dim", 64, "--use-amp", "--lr-schedule", "cosine")
-    assert "another hidden_size (32, now 64), sequences in a step of all processes (2, now 3), seed (0, now 1)" in said
-    assert "schedule (constant, now cosine to step 4), data sha256 (" in said and "precision (fp32, now bf16)" in said
+    assert "saved/step-00000003 is there: go on from it with --resume" in refused(
+        SCRIPT, *QUICK, "--checkpoint-dir", "saved"
+    )
+    assert "leaves nothing to train: raise --num-steps (now 3)" in refused(
+        SCRIPT, *again, "--num-steps", 3
+    )
+    said = refused(
+        SCRIPT,
+        *again,
+        "--batch-size",
+        3,
+        "--seed",
+        1,
+        "--hidden-dim",
+        64,
+        "--use-amp",
+        "--lr-schedule",
+        "cosine",
+    )
+    assert (
+        "another hidden_size (32, now 64), sequences in a step of all processes (2, now 3), seed (0, now 1)"
+        in said
+    )
+    assert (
+        "schedule (constant, now cosine to step 4), data sha256 (" in said
+        and "precision (fp32, now bf16)" in said
+    )
     position = Path("saved/step-00000003/position.json")
     position.write_text(position.read_text().replace("checkpoint/2", "checkpoint/1"))
-    assert "is not a file of schema tiny-llama-checkpoint/2 (found: tiny-llama-checkpoint/1)" in refused(SCRIPT, *again)
+    assert (
+        "is not a file of schema tiny-llama-checkpoint/2 (found: tiny-llama-checkpoint/1)"
+        in refused(SCRIPT, *again)
+    )
 
 
 def test_a_checkpoint_that_is_cut_off_is_one_line(trained, execute, tmp_path):
@@ -167,7 +219,9 @@ def test_a_checkpoint_that_is_cut_off_is_one_line(trained, execute, tmp_path):
 
 
 def test_profiled_steps_are_the_last_ones_and_have_no_checkpoint_between_them(trained, tmp_path):
-    """Steps 6 to 8, for which the profiler warms up in 4 and 5; then steps 12 to 14 of a run that goes on."""
+    """Steps 6 to 8, for which the profiler warms up in 4 and 5; then steps 12 to 14 of a run that
+    goes on.
+    """
     trained(8, "--checkpoint-dir", "saved", "--checkpoint-every", 1, "--enable-pytorch-profiler")
     assert names(tmp_path / "saved") == ["step-00000003", "step-00000008"]
     trained(14, *AGAIN, "--enable-pytorch-profiler")

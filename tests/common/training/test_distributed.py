@@ -23,23 +23,39 @@ import torch
 from safetensors.torch import load_file
 
 SCRIPT = V1 / "tiny_llama_v1.py"
-QUICK = (*TINY, "--data", "synthetic", "--num-steps", "12", "--device", "cpu", "--metrics-out", "metrics.json")
+QUICK = (
+    *TINY,
+    "--data",
+    "synthetic",
+    "--num-steps",
+    "12",
+    "--device",
+    "cpu",
+    "--metrics-out",
+    "metrics.json",
+)
 CPU = torch.device("cpu")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 @pytest.fixture
 def torchrun(run_script) -> Callable[..., subprocess.CompletedProcess]:
-    """torchrun(script, *arguments, check=0, **variables): two processes, started as run_script starts one."""
+    """torchrun(script, *arguments, check=0, **variables): two processes, started as run_script
+    starts one.
+    """
     return functools.partial(run_script, *TORCHRUN)
 
 
 @pytest.fixture
 def as_rank(monkeypatch) -> Callable[..., None]:
-    """as_rank(rank, world_size): this process becomes one of a job, as far as its environment tells."""
+    """as_rank(rank, world_size): this process becomes one of a job, as far as its environment
+    tells.
+    """
 
     def become(rank: int, world_size: int = 2) -> None:
-        for name, value in zip(ranks.VARIABLES, (rank, rank, world_size, "localhost", 29500), strict=True):
+        for name, value in zip(
+            ranks.VARIABLES, (rank, rank, world_size, "localhost", 29500), strict=True
+        ):
             monkeypatch.setenv(name, str(value))
 
     return become
@@ -53,7 +69,9 @@ def record(folder: Path) -> dict:
 
 
 def test_two_processes_compute_what_one_does_with_all_sequences(torchrun, tmp_path):
-    """Gradients, losses and the number of collectives, in each form; with a head that is tied, and one that is not."""
+    """Gradients, losses and the number of collectives, in each form; with a head that is tied, and
+    one that is not.
+    """
     done = torchrun("-m", "tests.parallel_job", tmp_path / "result.json")
     assert "deprecated" not in done.stderr  # of collectives: PyTorch 2.13 has renamed two
     first, second = json.loads((tmp_path / "result.json").read_text())
@@ -61,15 +79,22 @@ def test_two_processes_compute_what_one_does_with_all_sequences(torchrun, tmp_pa
         tolerance = 2e-3 if "float16" in case else 1e-5
         for found in (first[case], second[case]):
             assert found["gradient_error"] < tolerance and found["loss_error"] < tolerance, case
-        assert sorted({*first[case]["compared"], *second[case]["compared"]}) == first[case]["parameters"]
-    shared_out = [case for case in first if "zero1" in case and "v4" not in case]  # Version 4 cuts tensors, and gathers them
-    assert shared_out and all(not set(first[case]["compared"]) & set(second[case]["compared"]) for case in shared_out)
+        assert (
+            sorted({*first[case]["compared"], *second[case]["compared"]})
+            == first[case]["parameters"]
+        )
+    # Version 4 cuts tensors, and gathers them
+    shared_out = [case for case in first if "zero1" in case and "v4" not in case]
+    assert shared_out and all(
+        not set(first[case]["compared"]) & set(second[case]["compared"]) for case in shared_out
+    )
     assert first["untied ddp"]["fell_by"] > 0.05 and len(first["untied ddp"]["parameters"]) == 21
 
     layers, buckets = 2, 1  # of at most 25 MiB
     expected = {
         "ddp": {"allreduce": buckets},
-        "zero1": {"allreduce": buckets, "broadcast": 2},  # one a process, of the weights that it has updated
+        # one a process, of the weights that it has updated
+        "zero1": {"allreduce": buckets, "broadcast": 2},
         "fsdp": {"allgather_base": 1 + 2 * layers, "reduce_scatter_base": 1 + layers},
     }  # a block's weights are gathered for each pass; embedding, last norm and head stay
     expected |= {  # Version 4 communicates once a block, and once for the embedding and the norms
@@ -83,20 +108,43 @@ def test_two_processes_compute_what_one_does_with_all_sequences(torchrun, tmp_pa
 @pytest.mark.slow
 def test_the_first_process_alone_writes(torchrun, execute, tmp_path):
     """The losses are those of one process with both batches."""
-    flags = ["--parallel", "zero1", "--enable-pytorch-profiler", "--save-model", "model", "--time-phases", "--log-every", 4]
+    flags = [
+        "--parallel",
+        "zero1",
+        "--enable-pytorch-profiler",
+        "--save-model",
+        "model",
+        "--time-phases",
+        "--log-every",
+        4,
+    ]
     flags += ["--eval-steps", 2]
     done = torchrun(SCRIPT, *QUICK, *flags, "--enable-deepspeed-flops")
     assert "zero1 on 2 processes (gloo): batch 2 x 2 = 4 sequences a step" in done.stdout
-    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("step ")] == ["4/12", "8/12", "12/12"]
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("step ")] == [
+        "4/12",
+        "8/12",
+        "12/12",
+    ]
     assert done.stdout.count("completed, 12 of 12 steps") == 1
 
     measured = record(tmp_path)
     assert (measured["training"]["world_size"], measured["training"]["parallel"]) == (2, "zero1")
-    assert measured["tokens_per_second"] == pytest.approx(2 * 2 * 16 / measured["step_ms"]["median"] * 1e3)
+    assert measured["tokens_per_second"] == pytest.approx(
+        2 * 2 * 16 / measured["step_ms"]["median"] * 1e3
+    )
     assert len(measured["ranks"]["peak_mib"]) == 2
-    traces = sorted(path.name.split("_2")[0] for path in (tmp_path / "pytorch_profiles").glob("trace_*.json"))
-    assert traces == ["trace", "trace_rank1"] and len(list((tmp_path / "pytorch_profiles").glob("profile_*.json"))) == 1
-    shapes = {name: weight.shape for name, weight in load_file(tmp_path / "model/model.safetensors").items()}
+    traces = sorted(
+        path.name.split("_2")[0] for path in (tmp_path / "pytorch_profiles").glob("trace_*.json")
+    )
+    assert (
+        traces == ["trace", "trace_rank1"]
+        and len(list((tmp_path / "pytorch_profiles").glob("profile_*.json"))) == 1
+    )
+    shapes = {
+        name: weight.shape
+        for name, weight in load_file(tmp_path / "model/model.safetensors").items()
+    }
     assert shapes["model.layers.1.mlp.down_proj.weight"] == (32, 64), "gathered from all processes"
 
     execute(SCRIPT, *QUICK, "--batch-size", 4, "--eval-steps", 2, "--metrics-out", "alone.json")
@@ -135,27 +183,49 @@ if __name__ == "__main__":
 DEATHS = {
     "killed": ("os.kill(os.getpid(), 9)", []),
     "out of memory": ("raise torch.OutOfMemoryError('out of memory')", []),
-    "silent": ("time.sleep(600)", ["--distributed-timeout", "20"]),  # torchrun gives it 30 s to end by itself
+    # torchrun gives it 30 s to end by itself
+    "silent": ("time.sleep(600)", ["--distributed-timeout", "20"]),
 }
 
 
-@pytest.mark.parametrize("death", ["killed", *(pytest.param(name, marks=pytest.mark.slow) for name in list(DEATHS)[1:])])
+@pytest.mark.parametrize(
+    "death", ["killed", *(pytest.param(name, marks=pytest.mark.slow) for name in list(DEATHS)[1:])]
+)
 def test_a_process_that_dies_ends_the_job_and_the_record_is_kept(torchrun, tmp_path, death):
     what, flags = DEATHS[death]
     said = torchrun(doing(tmp_path, what), *QUICK, *flags, check=1).stderr
     if death == "silent":  # otherwise torchrun may stop the first process before it has said so
-        assert "error: rank 0: another process has ended, or has not answered within --distributed-timeout" in said
+        assert (
+            "error: rank 0: another process has ended, or has not answered within --distributed-timeout"
+            in said
+        )
     assert ("error: rank 1: out of memory" in said) == (death == "out of memory")
     measured = record(tmp_path)
     assert measured["status"].startswith("failed: another process has ended")
-    assert len(measured["loss"]["all"]) == measured["loss"]["own"] == len(measured["step_ms"]["all"]) == 4
+    assert (
+        len(measured["loss"]["all"])
+        == measured["loss"]["own"]
+        == len(measured["step_ms"]["all"])
+        == 4
+    )
 
 
 def test_a_signal_while_a_process_waits_for_another_writes_the_record(tmp_path):
-    """The second process holds step 5, so the first waits in C++, where no handler of a signal runs."""
+    """The second process holds step 5, so the first waits in C++, where no handler of a signal
+    runs.
+    """
     script = doing(tmp_path, "open('held', 'w').close(); time.sleep(600)")
-    environment = os.environ | {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    job = subprocess.Popen([sys.executable, *TORCHRUN, script, *QUICK], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+    environment = os.environ | {
+        "PYTHONPATH": PATHS,
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
+    job = subprocess.Popen(
+        [sys.executable, *TORCHRUN, script, *QUICK],
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         wait_for(tmp_path / "held")
         assert not (tmp_path / "metrics.json").exists()
@@ -166,7 +236,12 @@ def test_a_signal_while_a_process_waits_for_another_writes_the_record(tmp_path):
         job.send_signal(signal.SIGTERM)  # a second one ends the sleep
         job.wait(timeout=120)
     assert measured["status"] == "failed: another process, or the device, no longer answers"
-    assert len(measured["loss"]["all"]) == measured["loss"]["own"] == len(measured["step_ms"]["all"]) == 4
+    assert (
+        len(measured["loss"]["all"])
+        == measured["loss"]["own"]
+        == len(measured["step_ms"]["all"])
+        == 4
+    )
 
 
 def wait_for(path: Path, seconds: float = 300) -> None:
@@ -187,12 +262,20 @@ def test_a_captured_step_that_hangs_ends_its_process(as_rank, monkeypatch, capsy
     with meetings.watched(lambda: done.append("kept"), 0.05, captured):
         ended.wait(300 if captured else 0.3)
     assert done[:2] == ["kept", 1] * captured
-    assert ("error: rank 0: no answer from another process for 0.05 s" in capsys.readouterr().err) == captured
+    assert (
+        "error: rank 0: no answer from another process for 0.05 s" in capsys.readouterr().err
+    ) == captured
 
 
-@pytest.mark.parametrize("form", ["fsdp", *(pytest.param(form, marks=pytest.mark.slow) for form in ("zero1", "ddp"))])
-def test_a_signal_to_one_process_ends_all_and_another_number_of_processes_goes_on(torchrun, execute, tmp_path, form):
-    """One process trains four steps, two some more until one gets SIGTERM, and one the rest; one alone trains them all."""
+@pytest.mark.parametrize(
+    "form", ["fsdp", *(pytest.param(form, marks=pytest.mark.slow) for form in ("zero1", "ddp"))]
+)
+def test_a_signal_to_one_process_ends_all_and_another_number_of_processes_goes_on(
+    torchrun, execute, tmp_path, form
+):
+    """One process trains four steps, two some more until one gets SIGTERM, and one the rest; one
+    alone trains them all.
+    """
     script, losses = doing(tmp_path, "os.kill(os.getpid(), 15)"), []
     saved = ("--checkpoint-dir", "saved", "--resume")
     execute(script, *QUICK, "--batch-size", 4, "--num-steps", 4, *saved)
@@ -208,20 +291,40 @@ def test_a_signal_to_one_process_ends_all_and_another_number_of_processes_goes_o
     execute(script, *QUICK, "--batch-size", 4, "--num-steps", steps, *saved)
     losses += record(tmp_path)["loss"]["all"]
     execute(SCRIPT, *QUICK, "--batch-size", 4, "--num-steps", steps)
-    assert losses == pytest.approx(record(tmp_path)["loss"]["all"], abs=1e-5) and len(losses) == steps
+    assert (
+        losses == pytest.approx(record(tmp_path)["loss"]["all"], abs=1e-5) and len(losses) == steps
+    )
 
 
-def test_moments_that_version_4_shares_out_are_whole_in_a_checkpoint(torchrun, execute, no_kernels, tmp_path):
-    """Two processes train four steps under zero1, then two, and one the rest; one alone trains them all."""
+def test_moments_that_version_4_shares_out_are_whole_in_a_checkpoint(
+    torchrun, execute, no_kernels, tmp_path
+):
+    """Two processes train four steps under zero1, then two, and one the rest; one alone trains them
+    all.
+    """
     script = ROOT / "version4_ultra_fused/tiny_llama_v4.py"
     torchrun(script, *QUICK, "--num-steps", 4, "--parallel", "zero1", "--checkpoint-dir", "saved")
     losses = record(tmp_path)["loss"]["all"]
-    torchrun(script, *QUICK, "--num-steps", 6, "--parallel", "zero1", "--checkpoint-dir", "saved", "--resume")
+    torchrun(
+        script,
+        *QUICK,
+        "--num-steps",
+        6,
+        "--parallel",
+        "zero1",
+        "--checkpoint-dir",
+        "saved",
+        "--resume",
+    )
     losses += record(tmp_path)["loss"]["all"]
-    execute(script, *QUICK, "--batch-size", 4, "--num-steps", 8, "--checkpoint-dir", "saved", "--resume")
+    execute(
+        script, *QUICK, "--batch-size", 4, "--num-steps", 8, "--checkpoint-dir", "saved", "--resume"
+    )
     losses += record(tmp_path)["loss"]["all"]
     torchrun(script, *QUICK, "--num-steps", 6, "--parallel", "zero1")
-    assert losses[:6] == record(tmp_path)["loss"]["all"], "the same number of processes: the same bits"
+    assert losses[:6] == record(tmp_path)["loss"]["all"], (
+        "the same number of processes: the same bits"
+    )
     execute(script, *QUICK, "--batch-size", 4, "--num-steps", 8)
     assert losses == pytest.approx(record(tmp_path)["loss"]["all"], abs=1e-5) and len(losses) == 8
 
@@ -244,9 +347,15 @@ def test_a_process_with_a_wrong_flag_or_other_data_ends_the_others_at_once(torch
     """Where its flag is wrong, the first one waits for it in C++."""
     (tmp_path / "script.py").write_text(OTHER.format(str(SCRIPT)))
     said = torchrun("script.py", "--bogus", *QUICK, check=1).stderr
-    assert said.count("error: rank 1: unrecognized arguments: --bogus") == 1 and "Signal 15 (SIGTERM) received" in said
+    assert (
+        said.count("error: rank 1: unrecognized arguments: --bogus") == 1
+        and "Signal 15 (SIGTERM) received" in said
+    )
     said = torchrun("script.py", "--seed 7", *QUICK, check=1).stderr
-    assert said.count("error: --data is another text for another process") == 1 and not (tmp_path / "metrics.json").exists()
+    assert (
+        said.count("error: --data is another text for another process") == 1
+        and not (tmp_path / "metrics.json").exists()
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- the environment
@@ -254,23 +363,39 @@ def test_a_process_with_a_wrong_flag_or_other_data_ends_the_others_at_once(torch
 
 def test_a_process_of_its_own_is_in_no_group_and_others_take_the_first_form_of_a_version(as_rank):
     options = run_options(tiny_llama_v1, *QUICK)
-    assert distributed.form(options) is None and not agreement.active() and agreement.gathered(3) == [3]
+    assert (
+        distributed.form(options) is None
+        and not agreement.active()
+        and agreement.gathered(3) == [3]
+    )
     as_rank(1)
     assert (distributed.form(options), distributed.form(options, ("zero1",))) == ("ddp", "zero1")
 
 
-@pytest.mark.parametrize("flags, forms, message", [
-    (["--capture-step"], ranks.FORMS, "--parallel fsdp gathers weights in each step: leave --capture-step"),
-    ([], ("ddp", "zero1"), "this script takes --parallel ddp or zero1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags, forms, message",
+    [
+        (
+            ["--capture-step"],
+            ranks.FORMS,
+            "--parallel fsdp gathers weights in each step: leave --capture-step",
+        ),
+        ([], ("ddp", "zero1"), "this script takes --parallel ddp or zero1"),
+    ],
+)
 def test_what_cannot_run_in_parallel_is_refused(as_rank, flags, forms, message):
     as_rank(0)
     with pytest.raises(ValueError, match=message):
         distributed.form(run_options(tiny_llama_v1, *QUICK, "--parallel", "fsdp", *flags), forms)
 
 
-@pytest.mark.parametrize("rank, shared, said", [(0, True, "error: lost\n"), (1, True, ""), (1, False, "error: rank 1: lost\n")])
-def test_an_error_that_all_have_is_shown_once_and_any_other_with_its_rank(as_rank, monkeypatch, capsys, rank, shared, said):
+@pytest.mark.parametrize(
+    "rank, shared, said",
+    [(0, True, "error: lost\n"), (1, True, ""), (1, False, "error: rank 1: lost\n")],
+)
+def test_an_error_that_all_have_is_shown_once_and_any_other_with_its_rank(
+    as_rank, monkeypatch, capsys, rank, shared, said
+):
     def fail():
         raise RunError("lost", shared)
 
@@ -290,7 +415,18 @@ def test_an_error_that_all_have_is_shown_once_and_any_other_with_its_rank(as_ran
 def test_a_captured_step_trains_as_an_eager_one_on_two_gpus(torchrun, tmp_path, form):
     losses = []
     for capture in ("--capture-step", "--no-capture-step"):
-        flags = [*TINY, "--data", "synthetic", "--num-steps", "20", "--parallel", form, "--metrics-out", "metrics.json", capture]
+        flags = [
+            *TINY,
+            "--data",
+            "synthetic",
+            "--num-steps",
+            "20",
+            "--parallel",
+            form,
+            "--metrics-out",
+            "metrics.json",
+            capture,
+        ]
         torchrun(SCRIPT, *flags, NCCL_NVLS_ENABLE="0")
         losses.append(record(tmp_path)["loss"]["all"])
     assert losses[0] == pytest.approx(losses[1], abs=1e-4) and all(map(math.isfinite, losses[0]))

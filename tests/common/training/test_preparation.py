@@ -1,4 +1,6 @@
-"""The step that is checked is the step that trains: what the warm-up refuses, and that it leaves no trace."""
+"""The step that is checked is the step that trains: what the warm-up refuses, and that it leaves no
+trace.
+"""
 
 from argparse import Namespace
 
@@ -13,20 +15,31 @@ import torch
 from torch import Tensor, nn
 
 CPU = torch.device("cpu")
-OPTIONS = Namespace(model=models.config(), learning_rate=1e-2, capture_step=None, checkpoint_activations="none", switches={})
+OPTIONS = Namespace(
+    model=models.config(),
+    learning_rate=1e-2,
+    capture_step=None,
+    checkpoint_activations="none",
+    switches={},
+)
 
 
 def warm_up(model: nn.Module, precision: Precision, passes: int = 1):
     """Step and optimizer after a warm-up of `passes`."""
     optimizer = tiny_llama_v1.make_optimizer(model, OPTIONS)
     run = tiny_llama_v1.make_step(model, optimizer, precision)
-    preparation.warm_up(preparation.Prepared(model, optimizer, run), precision, models.batch(), passes=passes)
+    preparation.warm_up(
+        preparation.Prepared(model, optimizer, run), precision, models.batch(), passes=passes
+    )
     return run, optimizer
 
 
 # The faults that the check is for. Detached: autograd does not see an operation.
 FAULTS = {
-    "detached": (lambda out: out.detach(), "5 of 20 parameters .*layers.1.input_layernorm.weight has no gradient"),
+    "detached": (
+        lambda out: out.detach(),
+        "5 of 20 parameters .*layers.1.input_layernorm.weight has no gradient",
+    ),
     "overflowing": (lambda out: out * 1e38 * 10, "parameters .*has a gradient that is not finite"),
     "silent": (lambda out: out * 0, "5 of 20 parameters .*has a gradient of zeros"),
 }
@@ -43,7 +56,9 @@ def test_a_model_that_does_not_train_is_refused(fault):
 
 @pytest.mark.parametrize("dtype", [None, torch.float16], ids=["fp32", "fp16"])
 def test_a_warm_up_changes_nothing(dtype):
-    """Weights, loss scale and optimizer are those of the beginning, so the losses that follow have the same bits."""
+    """Weights, loss scale and optimizer are those of the beginning, so the losses that follow have
+    the same bits.
+    """
     untouched = models.build(tiny_llama_v1)
     expected = models.losses(tiny_llama_v1, untouched, [models.batch()] * 3, Precision(CPU, dtype))
     model, precision = models.build(tiny_llama_v1), Precision(CPU, dtype)
@@ -52,7 +67,10 @@ def test_a_warm_up_changes_nothing(dtype):
     run, optimizer = warm_up(model, precision, passes=2)
     assert all(torch.equal(initial[name], value) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert optimizer.param_groups[0]["lr"] == OPTIONS.learning_rate and precision.scaler.state_dict() == scaler
+    assert (
+        optimizer.param_groups[0]["lr"] == OPTIONS.learning_rate
+        and precision.scaler.state_dict() == scaler
+    )
     assert [run(models.batch()).item() for _ in range(3)] == expected
 
 
@@ -104,6 +122,10 @@ def test_what_is_checked_is_the_step_and_not_the_loss():
         return run
 
     with pytest.raises(RunError, match="19 of 20 parameters"):
-        preparation.prepare_for_study(version(make_step=make_step), OPTIONS, Precision(CPU, None), models.batch())
-    prepared = preparation.prepare_for_study(version(), OPTIONS, Precision(CPU, None), models.batch())
+        preparation.prepare_for_study(
+            version(make_step=make_step), OPTIONS, Precision(CPU, None), models.batch()
+        )
+    prepared = preparation.prepare_for_study(
+        version(), OPTIONS, Precision(CPU, None), models.batch()
+    )
     assert prepared.graph_peak_bytes == 0 and prepared.step(models.batch()).item() > 0

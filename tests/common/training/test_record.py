@@ -21,26 +21,43 @@ FP32 = Precision(CPU, None)
 def test_rates_are_of_the_steps_without_the_profiler(monkeypatch):
     options = run_options(tiny_llama_v1, "--num-steps", "6", "--data", "synthetic")
     options = replace(options, name="v1")
-    outcome = run.Outcome([7.0] * 20 + [1.0] * 20, [10.0] * 4 + [100.0] * 2, {"peak_mib": 5.0, "kind": "process RSS"})
+    outcome = run.Outcome(
+        [7.0] * 20 + [1.0] * 20, [10.0] * 4 + [100.0] * 2, {"peak_mib": 5.0, "kind": "process RSS"}
+    )
     profiler, peaks = SimpleNamespace(slow_steps=lambda finished: 2), {"flops_per_second": 1e12}
     model = torch.nn.Linear(2, 3)
     ran = SimpleNamespace(
-        options=options, model=model, device=CPU, precision=FP32, dataset=data.markov(1000, 0), profiler=profiler,
-        ceilings=peaks, steps_before=0,
-    )  # fmt: skip
+        options=options,
+        model=model,
+        device=CPU,
+        precision=FP32,
+        dataset=data.markov(1000, 0),
+        profiler=profiler,
+        ceilings=peaks,
+        steps_before=0,
+    )
     made = record.build(ran, outcome)
     step = made["step_ms"]
     assert (step["median"], step["count"], step["profiled"], len(step["all"])) == (10, 4, 2, 6)
     rate = flops.training_step(options.model, 8, 128)["total"] / 10e-3
-    assert made["flops_per_second"] == pytest.approx(rate) and made["tokens_per_second"] == pytest.approx(8 * 128 / 10e-3)
+    assert made["flops_per_second"] == pytest.approx(rate) and made[
+        "tokens_per_second"
+    ] == pytest.approx(8 * 128 / 10e-3)
     assert made["samples_per_second"] == pytest.approx(8 / 10e-3)
-    assert made["mfu"] is None and run_facts.of_measured_gemm(made) == pytest.approx(100 * rate / 1e12)
+    assert made["mfu"] is None and run_facts.of_measured_gemm(made) == pytest.approx(
+        100 * rate / 1e12
+    )
     text = run_facts.summary(made)
     assert "  throughput   102,400 tokens/s, 800.0 samples (sequences)/s\n" in text
     assert "all under the profiler" not in text
-    assert ", all under the profiler" in run_facts.summary(made | {"step_ms": step | {"profiled": 6}})
+    assert ", all under the profiler" in run_facts.summary(
+        made | {"step_ms": step | {"profiled": 6}}
+    )
     assert f"{rate / 1e12:.1%} of measured GEMM (1 TFLOP/s)" in text
-    assert "  MFU          not given" in text and "7.000 -> 1.000 (mean of the last 20; uniform guess 6.908" in text
+    assert (
+        "  MFU          not given" in text
+        and "7.000 -> 1.000 (mean of the last 20; uniform guess 6.908" in text
+    )
     monkeypatch.setattr(record.peaks, "flops_per_second", lambda *_: 2e12)
     listed = record.build(ran, outcome)
     assert listed["mfu"]["utilization"] == pytest.approx(rate / 2e12)

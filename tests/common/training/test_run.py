@@ -1,4 +1,6 @@
-"""A run of tiny_llama_v1.py as a user meets it: outputs, exit codes, one-line errors, interruptions."""
+"""A run of tiny_llama_v1.py as a user meets it: outputs, exit codes, one-line errors,
+interruptions.
+"""
 
 import json
 import math
@@ -38,11 +40,15 @@ def test_a_run_prints_a_summary_and_writes_its_record(run_script, execute, tmp_p
     assert set(record["phases_ms"]) == {"forward", "backward", "optimizer"}
     assert record["memory"]["peak_mib"] > 0 and record["parameters"] > 0
     assert f"step time    {tables.format_time(record['step_ms']['median'])} (p20 " in done.stdout
-    assert "entropy of the source" in done.stdout, "the floor of synthetic data stands beside the loss"
+    assert "entropy of the source" in done.stdout, (
+        "the floor of synthetic data stands beside the loss"
+    )
     for seed in (0, 1):
         execute(SCRIPT, *QUICK, "--seed", seed, "--metrics-out", "again.json")
         same = losses(tmp_path / "again.json") == record["loss"]["all"]
-        assert same == (seed == 0), "the same seed gives the same bits in another process, another seed other losses"
+        assert same == (seed == 0), (
+            "the same seed gives the same bits in another process, another seed other losses"
+        )
 
 
 def test_a_run_ends_with_the_loss_on_text_that_training_does_not_see(monkeypatch, capsys, tmp_path):
@@ -50,7 +56,9 @@ def test_a_run_ends_with_the_loss_on_text_that_training_does_not_see(monkeypatch
     result = tiny_llama_v1.train(options("--eval-steps", "3"))
     tokens = data.markov(options().model.vocab_size, 0).tokens
     assert result.dataset.tokens.tolist() == tokens[:950_000].tolist()
-    unseen = data.Batches(data.Dataset("unseen", tokens[950_000:], ""), (2, 16, 3), 0, torch.device("cpu"))
+    unseen = data.Batches(
+        data.Dataset("unseen", tokens[950_000:], ""), (2, 16, 3), 0, torch.device("cpu")
+    )
     with torch.no_grad():
         expected = sum(result.prepared.model.loss(*unseen[i]).item() for i in range(3)) / 3
     held_out = run_record.read(result.metrics)["held_out"]
@@ -79,7 +87,9 @@ def test_mixed_precision_trains_like_fp32(execute, tmp_path):
         execute(SCRIPT, *QUICK, "--use-amp", "--amp-dtype", dtype, "--metrics-out", "amp.json")
         mixed = json.loads((tmp_path / "amp.json").read_text())
         assert mixed["precision"]["compute"] == short
-        assert mixed["loss"]["all"] == pytest.approx(full, abs=0.02) and mixed["loss"]["all"] != full
+        assert (
+            mixed["loss"]["all"] == pytest.approx(full, abs=0.02) and mixed["loss"]["all"] != full
+        )
 
 
 def options(*flags: str):
@@ -89,16 +99,26 @@ def options(*flags: str):
 @pytest.mark.usefixtures("known_ceilings")
 def test_the_result_names_every_file_that_was_written(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    result = tiny_llama_v1.train(options("--enable-all-profiling", "--validate-setup", "--flops-dir", "there"))
+    result = tiny_llama_v1.train(
+        options("--enable-all-profiling", "--validate-setup", "--flops-dir", "there")
+    )
     assert result.exit_code == 0 and json.loads(result.metrics.read_text()) == result.record
-    assert result.profiles[0].name.startswith("profile_") and result.flops[0].name == "flops_profile.json"
+    assert (
+        result.profiles[0].name.startswith("profile_")
+        and result.flops[0].name == "flops_profile.json"
+    )
     named = {path for path in (*result.profiles, *result.flops, result.metrics) if path.is_file()}
-    named |= {file for path in result.profiles if path.is_dir() for file in path.iterdir()}  # TensorBoard's events
+    # TensorBoard's events
+    named |= {file for path in result.profiles if path.is_dir() for file in path.iterdir()}
     assert named | {Path("there") / flop_counters.MODEL_PROFILE} >= {
         path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()
     }
     counts = json.loads(result.flops[0].read_text())["counts"]
-    assert {row["counter"] for row in counts} >= {"formula, causal", "formula, full S x S", "FlopCounterMode"}
+    assert {row["counter"] for row in counts} >= {
+        "formula, causal",
+        "formula, full S x S",
+        "FlopCounterMode",
+    }
 
 
 def test_a_version_that_does_not_train_is_refused(monkeypatch, tmp_path):
@@ -108,7 +128,10 @@ def test_a_version_that_does_not_train_is_refused(monkeypatch, tmp_path):
         return model
 
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunError, match="does not train: 3 of 20 parameters .* layers.0.mlp.gate_proj.weight has no gradient"):
+    with pytest.raises(
+        RunError,
+        match="does not train: 3 of 20 parameters .* layers.0.mlp.gate_proj.weight has no gradient",
+    ):
         tiny_llama_v1.train(options(), half_frozen)
     assert not list(tmp_path.iterdir())
 
@@ -130,14 +153,18 @@ BAD_INPUT = {  # what a flag alone may not be: tests/common/test_cli.py
 def test_bad_input_is_one_line_and_exit_code_2(refused, tmp_path, arguments, named):
     (tmp_path / "file").write_text("too short")
     assert named in refused(SCRIPT, *arguments.split())
-    assert {path.name for path in tmp_path.iterdir()} <= {"file", "pytorch_profiles"}, "nothing is left half-written"
+    assert {path.name for path in tmp_path.iterdir()} <= {"file", "pytorch_profiles"}, (
+        "nothing is left half-written"
+    )
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(execute, tmp_path):
     said = execute(SCRIPT, *QUICK, "--num-steps", 20, "--learning-rate", 1e30, check=1).err
     assert "the loss is" in said and "step" in said
     record = json.loads((tmp_path / "metrics_v1.json").read_text())
-    assert record["status"].startswith("failed: the loss is") and all(math.isfinite(loss) for loss in record["loss"]["all"])
+    assert record["status"].startswith("failed: the loss is") and all(
+        math.isfinite(loss) for loss in record["loss"]["all"]
+    )
 
 
 def test_an_error_in_the_middle_keeps_the_steps_before_it(at_step, execute, tmp_path):
@@ -154,11 +181,16 @@ def test_an_error_in_the_middle_keeps_the_steps_before_it(at_step, execute, tmp_
     assert len(record["loss"]["all"]) == len(record["step_ms"]["all"]) == 7
 
 
-ERRORS = {"bug": (ValueError("a bug\nin detail"), "failed: a bug"), "second": (KeyboardInterrupt(), "interrupted")}
+ERRORS = {
+    "bug": (ValueError("a bug\nin detail"), "failed: a bug"),
+    "second": (KeyboardInterrupt(), "interrupted"),
+}
 
 
 @pytest.mark.parametrize("error, status", ERRORS.values(), ids=ERRORS.keys())
-def test_any_other_error_is_raised_again_after_the_record(at_step, monkeypatch, tmp_path, error, status):
+def test_any_other_error_is_raised_again_after_the_record(
+    at_step, monkeypatch, tmp_path, error, status
+):
     """A bug keeps its traceback. A second Ctrl-C ends a step that hangs."""
 
     def fail() -> None:
@@ -190,7 +222,11 @@ def test_a_signal_in_the_last_step_leaves_a_complete_run(at_step, monkeypatch, t
     at_step(4, lambda: os.kill(os.getpid(), signal.SIGINT))
     monkeypatch.chdir(tmp_path)
     result = tiny_llama_v1.train(options())
-    assert (result.record["status"], len(result.record["step_ms"]["all"]), result.exit_code) == ("completed", 4, 0)
+    assert (result.record["status"], len(result.record["step_ms"]["all"]), result.exit_code) == (
+        "completed",
+        4,
+        0,
+    )
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
@@ -198,13 +234,20 @@ def test_an_interrupted_run_keeps_what_it_measured(at_step, execute, tmp_path, k
     at_step(2, lambda: os.kill(os.getpid(), kind))
     assert "v1: interrupted, 2 of 4 steps" in execute(SCRIPT, *QUICK, check=128 + kind).out
     record = json.loads((tmp_path / "metrics_v1.json").read_text())
-    assert record["status"] == "interrupted" and len(record["loss"]["all"]) == len(record["step_ms"]["all"]) == 2
+    assert (
+        record["status"] == "interrupted"
+        and len(record["loss"]["all"]) == len(record["step_ms"]["all"]) == 2
+    )
 
 
 def test_what_fails_after_the_training_loses_no_measurement(monkeypatch, tmp_path, at_step):
     monkeypatch.chdir(tmp_path)
     chosen = options("--save-model", "model", "--time-phases")
-    monkeypatch.setattr(ending, "phase_times", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory")))
+    monkeypatch.setattr(
+        ending,
+        "phase_times",
+        lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory")),
+    )
     with pytest.raises(RunError, match="out of memory: lower"):
         tiny_llama_v1.train(chosen)
     assert len(losses(tmp_path / "metrics_v1.json")) == 4
@@ -216,20 +259,27 @@ def test_what_fails_after_the_training_loses_no_measurement(monkeypatch, tmp_pat
 
 def losses_in_a_process(folder: Path, *flags: str) -> list[float]:
     command = [sys.executable, str(SCRIPT), *flags, "--metrics-out", "metrics.json"]
-    subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": PATHS}, check=True, timeout=300)
+    subprocess.run(
+        command, cwd=folder, env=os.environ | {"PYTHONPATH": PATHS}, check=True, timeout=300
+    )
     return losses(folder / "metrics.json")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("amp", [(), ("--use-amp",)])
 def test_same_bits_on_the_gpu(tmp_path, amp):
-    a, b = (losses_in_a_process(tmp_path, "--num-steps", "20", "--device", "cuda", *amp) for _ in range(2))
+    a, b = (
+        losses_in_a_process(tmp_path, "--num-steps", "20", "--device", "cuda", *amp)
+        for _ in range(2)
+    )
     assert a == b and all(math.isfinite(loss) for loss in a)
 
 
 @pytest.mark.gpu
 def test_gpu_and_cpu_train_alike(tmp_path):
-    cpu, gpu = (losses_in_a_process(tmp_path, *QUICK, "--device", device) for device in ("cpu", "cuda"))
+    cpu, gpu = (
+        losses_in_a_process(tmp_path, *QUICK, "--device", device) for device in ("cpu", "cuda")
+    )
     assert gpu == pytest.approx(cpu, abs=1e-4)
     assert json.loads((tmp_path / "metrics.json").read_text())["memory"]["kind"] == "GPU allocator"
 

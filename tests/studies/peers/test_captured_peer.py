@@ -1,4 +1,6 @@
-"""The hand-fused LLaMA's working copies, and its AdamW, which is PyTorch's. What it computes: test_external_baselines.py."""
+"""The hand-fused LLaMA's working copies, and its AdamW, which is PyTorch's. What it computes:
+test_external_baselines.py.
+"""
 
 from argparse import Namespace
 
@@ -24,7 +26,11 @@ def built(dtype: torch.dtype) -> tuple[nn.Module, captured_peer.CompiledAdamW]:
 
 def copies(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
     """The weight and the working copy of each matrix that a product reads."""
-    found = {name: module for name, module in model.named_modules() if isinstance(module, captured_peer.Linear)}
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, captured_peer.Linear)
+    }
     return {name: (module.weight, module.working) for name, module in found.items()}
 
 
@@ -34,17 +40,23 @@ def test_products_read_the_copies():
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         before = model.loss(*BATCH)
         for weight, _ in copies(model).values():
-            if weight is not model.embed_tokens.weight:  # the masters of the embedding and the norms are read
+            # the masters of the embedding and the norms are read
+            if weight is not model.embed_tokens.weight:
                 weight.mul_(2)
         assert model.loss(*BATCH) == before
 
 
 def test_the_optimizer_is_adamw_on_the_masters():
-    """Three steps with random gradients: of the copies in bf16, of the norms in fp32, and of the embedding in both."""
+    """Three steps with random gradients: of the copies in bf16, of the norms in fp32, and of the
+    embedding in both.
+    """
     model, optimizer = built(torch.bfloat16)
     masters = list(model.parameters())
     theirs = [nn.Parameter(master.detach().clone()) for master in masters]
-    reference, generator = torch.optim.AdamW(theirs, lr=OPTIONS.learning_rate), torch.Generator().manual_seed(0)
+    reference, generator = (
+        torch.optim.AdamW(theirs, lr=OPTIONS.learning_rate),
+        torch.Generator().manual_seed(0),
+    )
     working = {weight: copy for weight, copy in copies(model).values()}
     for _ in range(3):
         for master, parameter in zip(masters, theirs, strict=True):
@@ -61,6 +73,8 @@ def test_the_optimizer_is_adamw_on_the_masters():
     for master, parameter in zip(masters, theirs, strict=True):
         torch.testing.assert_close(master, parameter, rtol=0, atol=1e-4 * OPTIONS.learning_rate)
         for name in ("exp_avg", "exp_avg_sq"):
-            torch.testing.assert_close(optimizer.state[master][name], reference.state[parameter][name])
+            torch.testing.assert_close(
+                optimizer.state[master][name], reference.state[parameter][name]
+            )
     assert all(torch.equal(weight.bfloat16(), copy) for weight, copy in copies(model).values())
     assert optimizer.steps == 3

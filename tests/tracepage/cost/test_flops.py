@@ -23,7 +23,9 @@ def test_parameters_by_part(config: ModelConfig) -> None:
     assert flops.parameters(config) == counted | {"total": counted.total()}
 
 
-def test_flop_counter_agrees_with_the_full_count_forward_and_backward(config: ModelConfig, shape) -> None:
+def test_flop_counter_agrees_with_the_full_count_forward_and_backward(
+    config: ModelConfig, shape
+) -> None:
     model, *batch = model_and_batch(config, shape)
     with FlopCounterMode(display=False) as forward:
         loss = model.loss(*batch)
@@ -36,10 +38,13 @@ def test_flop_counter_agrees_with_the_full_count_forward_and_backward(config: Mo
     assert flops.training_step(config, *shape) == flops.training_step(config, *shape, causal=True)
 
 
-def test_causal_count_leaves_out_exactly_the_masked_pairs(config: ModelConfig, shape: tuple[int, int]) -> None:
+def test_causal_count_leaves_out_exactly_the_masked_pairs(
+    config: ModelConfig, shape: tuple[int, int]
+) -> None:
     batch, length = shape
     full, causal = (flops.forward(config, batch, length, causal=causal) for causal in (False, True))
     masked = int(torch.ones(length, length).triu(diagonal=1).sum())  # what V1's mask fills
-    flops_per_pair = 2 * 2 * config.num_attention_heads * config.head_dim  # multiply and add; for the score and for its use
+    # multiply and add; for the score and for its use
+    flops_per_pair = 2 * 2 * config.num_attention_heads * config.head_dim
     assert full["total"] - causal["total"] == config.num_layers * batch * masked * flops_per_pair
     assert all(full[part] == causal[part] for part in ("projections", "mlp", "head"))

@@ -37,17 +37,23 @@ def test_bytes_of_weights_gradients_and_adamw(config: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 9), (2, 7), (3, 17), (4, 33)], ids=str)
-def test_activations_by_part(config: ModelConfig, shape: tuple[int, int], current_span: list[str]) -> None:
+def test_activations_by_part(
+    config: ModelConfig, shape: tuple[int, int], current_span: list[str]
+) -> None:
     model, *batch = model_and_batch(config, shape)
     measured = saved_bytes(config, model, batch, current_span)
     expected = footprint.activations(config, *shape)
     if shape[1] > 1:  # at S = 1 a score cannot be told from other tensors by its shape
-        assert {part: size for part, size in expected.items() if size and part != "total"} == measured
+        assert {
+            part: size for part, size in expected.items() if size and part != "total"
+        } == measured
     assert expected["total"] == measured.total()
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_activations_under_autocast(config: ModelConfig, shape, device: str, current_span: list[str]) -> None:
+def test_activations_under_autocast(
+    config: ModelConfig, shape, device: str, current_span: list[str]
+) -> None:
     model, *batch = model_and_batch(config, shape, device)
     measured = saved_bytes(config, model, batch, current_span, autocast=device)
     expected = footprint.activations(config, *shape, autocast=device)
@@ -59,7 +65,8 @@ def test_savings_and_the_peaks_with_them(config: ModelConfig, half: bool) -> Non
     """A block's activations are what one more layer keeps, without the casts of its weights."""
     shape, layers, autocast = (2, 9), config.num_layers, "cpu" if half else None
     kept, taller = (
-        footprint.activations(config.model_copy(update={"num_layers": count}), *shape, autocast) for count in (layers, layers + 1)
+        footprint.activations(config.model_copy(update={"num_layers": count}), *shape, autocast)
+        for count in (layers, layers + 1)
     )
     rows = {row[0]: row[2:] for row in footprint.savings(config, *shape, "cpu", half)}
     block = sum(taller[part] - kept[part] for part in ("norm", "attention", "scores", "mlp"))
@@ -69,7 +76,10 @@ def test_savings_and_the_peaks_with_them(config: ModelConfig, half: bool) -> Non
 
     stays, logits = footprint.states(config), 4 * 2 * 9 * config.vocab_size
     backward = stays["weights"] + stays["adamw"] + kept["total"] + 2 * logits
-    assert peak == max(backward - saved, stays["total"]) and rows["none"] == (0, max(backward, stays["total"]))
+    assert peak == max(backward - saved, stays["total"]) and rows["none"] == (
+        0,
+        max(backward, stays["total"]),
+    )
     assert rows["cross-entropy in parts"][0] == 3 * logits and ("16-bit autocast" in rows) != half
     saved, peak = rows["AdamW's moments in 8 bits"]
     assert saved * 4 == 3 * 2 * stays["weights"] and peak == rows["none"][1] - saved
@@ -91,4 +101,5 @@ def test_peak_of_a_training_step(shape: tuple[int, int], autocast: str | None) -
     stays = footprint.states(config)
     libraries = before - stays["weights"] - stays["adamw"]
     least = footprint.least_peak(config, *shape, autocast) + libraries
-    assert least <= torch.cuda.max_memory_allocated() + 2**20 < 1.5 * least  # the allocator rounds blocks to 512 bytes
+    # the allocator rounds blocks to 512 bytes
+    assert least <= torch.cuda.max_memory_allocated() + 2**20 < 1.5 * least

@@ -14,40 +14,97 @@ HEADS_FIRST = ("_scaled_dot_product_flash_attention_for_cpu", "_cudnn_attention_
 SEQUENCE_FIRST = ("_flash_attention_forward", "_efficient_attention_forward")
 
 
-@pytest.mark.parametrize(("name", "shapes", "types", "expected"), [
-    ("aten::mm", [[2, 3], [3, 5]], [FLOAT, FLOAT], (60, 4 * (6 + 15 + 10))),
-    ("aten::mm", [[2, 3], [3, 5]], [BF16, BF16], (60, 2 * (6 + 15 + 10))),
-    ("aten::bmm", [[7, 2, 3], [7, 3, 5]], [FLOAT, FLOAT], (420, 4 * 7 * (6 + 15 + 10))),
-    ("aten::addmm", [[5], [2, 3], [3, 5], [], []], [FLOAT] * 3 + [NUMBER] * 2, (60, 4 * (5 + 6 + 15 + 10))),
-    ("aten::mul", [[4, 1, 8], [3, 8]], [FLOAT, FLOAT], (96, 4 * (32 + 24 + 96))),
-    ("aten::add", [[4, 8], [], []], [FLOAT, "double", NUMBER], (32, 4 * (32 + 32) + 8)),
-    ("aten::add", [[4, 8], [4, 8], []], [FLOAT, BF16, NUMBER], (32, 32 * (4 + 2 + 4))),
-    ("aten::masked_fill_", [[4, 8], [8], []], [FLOAT, "bool", NUMBER], (32, 4 * 32 + 8 + 4 * 32)),
-    ("aten::copy_", [[4, 8], [4, 8], []], [BF16, FLOAT, NUMBER], (0, 32 * (2 + 4))),
-    ("aten::sum", [[4, 8], [], [], []], [FLOAT, "ScalarList", NUMBER, ""], (32, 128)),
-    ("aten::_softmax", [[4, 8], [], []], [FLOAT, NUMBER, NUMBER], (160, 256)),
-    ("aten::cat", [[[4, 8], [4, 2]], []], ["TensorList", NUMBER], (0, 2 * 4 * 40)),
-    ("aten::index_select", [[100, 8], [], [6]], [FLOAT, NUMBER, "long int"], (0, 2 * 6 * 8 * 4)),
-    ("aten::gather", [[100, 8], [], [6, 8], [], [6, 8]], [FLOAT, NUMBER, "long int", NUMBER, FLOAT], (0, 2 * 48 * 4)),
-    ("aten::nll_loss_forward", [[6, 100], [6], [], [], []], [FLOAT, "long int", "", NUMBER, NUMBER], (6, 6 * 12)),
-    ("aten::embedding_dense_backward", [[2, 3, 8], [2, 3], []], [FLOAT, "long int", NUMBER], (48, 4 * 48 * 2 + 8 * 6)),
-    ("aten::_foreach_add_", [[[4, 8], [8]], [[4, 8], [8]], []], ["TensorList", "TensorList", NUMBER], (40, 3 * 40 * 4)),
-    ("aten::_fused_adamw_", [*[[[4, 8], [8]]] * 4, [], [[], []], []], [*["TensorList"] * 6, NUMBER], (14 * 40, 7 * 40 * 4)),
-    ("aten::_fused_adamw_", [[]] * 7, [*["TensorList"] * 6, NUMBER], None),
-    ("aten::_index_put_impl_", [[9, 8], [], [2, 3, 8], []], [FLOAT, "", FLOAT, NUMBER], (48, 4 * 48 * 2)),
-    ("aten::view", [[4, 8], []], [FLOAT, "ScalarList"], (0, 0)),
-    ("CompiledFunction", [[4, 8]], [FLOAT], None),
-    ("aten::some_new_operator", [[4, 8]], [FLOAT], None),
-    ("aten::mm", [], [], None), ("aten::mm", [[4, 8]], [FLOAT], None), ("aten::mm", [[4, 8], [8]], [FLOAT, FLOAT], None),
-    ("aten::mm", [[4, 8], [8, 8]], [], None), ("aten::add", [[[4], [8]]], [FLOAT], None),
-    ("aten::_flash_attention_forward", [[51, 4, 12]] * 3, [FLOAT] * 3, None),  # packed sequences
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "shapes", "types", "expected"),
+    [
+        ("aten::mm", [[2, 3], [3, 5]], [FLOAT, FLOAT], (60, 4 * (6 + 15 + 10))),
+        ("aten::mm", [[2, 3], [3, 5]], [BF16, BF16], (60, 2 * (6 + 15 + 10))),
+        ("aten::bmm", [[7, 2, 3], [7, 3, 5]], [FLOAT, FLOAT], (420, 4 * 7 * (6 + 15 + 10))),
+        (
+            "aten::addmm",
+            [[5], [2, 3], [3, 5], [], []],
+            [FLOAT] * 3 + [NUMBER] * 2,
+            (60, 4 * (5 + 6 + 15 + 10)),
+        ),
+        ("aten::mul", [[4, 1, 8], [3, 8]], [FLOAT, FLOAT], (96, 4 * (32 + 24 + 96))),
+        ("aten::add", [[4, 8], [], []], [FLOAT, "double", NUMBER], (32, 4 * (32 + 32) + 8)),
+        ("aten::add", [[4, 8], [4, 8], []], [FLOAT, BF16, NUMBER], (32, 32 * (4 + 2 + 4))),
+        (
+            "aten::masked_fill_",
+            [[4, 8], [8], []],
+            [FLOAT, "bool", NUMBER],
+            (32, 4 * 32 + 8 + 4 * 32),
+        ),
+        ("aten::copy_", [[4, 8], [4, 8], []], [BF16, FLOAT, NUMBER], (0, 32 * (2 + 4))),
+        ("aten::sum", [[4, 8], [], [], []], [FLOAT, "ScalarList", NUMBER, ""], (32, 128)),
+        ("aten::_softmax", [[4, 8], [], []], [FLOAT, NUMBER, NUMBER], (160, 256)),
+        ("aten::cat", [[[4, 8], [4, 2]], []], ["TensorList", NUMBER], (0, 2 * 4 * 40)),
+        (
+            "aten::index_select",
+            [[100, 8], [], [6]],
+            [FLOAT, NUMBER, "long int"],
+            (0, 2 * 6 * 8 * 4),
+        ),
+        (
+            "aten::gather",
+            [[100, 8], [], [6, 8], [], [6, 8]],
+            [FLOAT, NUMBER, "long int", NUMBER, FLOAT],
+            (0, 2 * 48 * 4),
+        ),
+        (
+            "aten::nll_loss_forward",
+            [[6, 100], [6], [], [], []],
+            [FLOAT, "long int", "", NUMBER, NUMBER],
+            (6, 6 * 12),
+        ),
+        (
+            "aten::embedding_dense_backward",
+            [[2, 3, 8], [2, 3], []],
+            [FLOAT, "long int", NUMBER],
+            (48, 4 * 48 * 2 + 8 * 6),
+        ),
+        (
+            "aten::_foreach_add_",
+            [[[4, 8], [8]], [[4, 8], [8]], []],
+            ["TensorList", "TensorList", NUMBER],
+            (40, 3 * 40 * 4),
+        ),
+        (
+            "aten::_fused_adamw_",
+            [*[[[4, 8], [8]]] * 4, [], [[], []], []],
+            [*["TensorList"] * 6, NUMBER],
+            (14 * 40, 7 * 40 * 4),
+        ),
+        ("aten::_fused_adamw_", [[]] * 7, [*["TensorList"] * 6, NUMBER], None),
+        (
+            "aten::_index_put_impl_",
+            [[9, 8], [], [2, 3, 8], []],
+            [FLOAT, "", FLOAT, NUMBER],
+            (48, 4 * 48 * 2),
+        ),
+        ("aten::view", [[4, 8], []], [FLOAT, "ScalarList"], (0, 0)),
+        ("CompiledFunction", [[4, 8]], [FLOAT], None),
+        ("aten::some_new_operator", [[4, 8]], [FLOAT], None),
+        ("aten::mm", [], [], None),
+        ("aten::mm", [[4, 8]], [FLOAT], None),
+        ("aten::mm", [[4, 8], [8]], [FLOAT, FLOAT], None),
+        ("aten::mm", [[4, 8], [8, 8]], [], None),
+        ("aten::add", [[[4], [8]]], [FLOAT], None),
+        (
+            "aten::_flash_attention_forward",
+            [[51, 4, 12]] * 3,
+            [FLOAT] * 3,
+            None,
+        ),  # packed sequences
+    ],
+)
 def test_cost_of_one_call(name, shapes, types, expected):
     assert operators.cost(name, shapes, types) == expected
 
 
 @pytest.mark.parametrize(
-    ("flops_", "moved", "expected"), [(8e3, 8, (8e-6, "compute")), (8, 8e3, (4e-5, "memory")), (8, 8, (1e-6, "launch"))]
+    ("flops_", "moved", "expected"),
+    [(8e3, 8, (8e-6, "compute")), (8, 8e3, (4e-5, "memory")), (8, 8, (1e-6, "launch"))],
 )
 def test_the_largest_of_three_times_binds(flops_, moved, expected):
     seconds, kind = operators.bound(flops_, moved, CEILINGS)
@@ -62,7 +119,9 @@ def attention_cost(name: str, config: ModelConfig, kind: str = "float") -> tuple
         q, k = ([BATCH, LENGTH, count, size] for count in (heads, groups))
     statistic = [BATCH, heads, LENGTH]
     tensors = [q, q, k, k, q, statistic] if name.endswith("_backward") else [q, k, k]
-    return operators.cost(f"aten::{name}", [*tensors, [], []], [*[kind] * len(tensors), "Scalar", ""])
+    return operators.cost(
+        f"aten::{name}", [*tensors, [], []], [*[kind] * len(tensors), "Scalar", ""]
+    )
 
 
 @each_config
@@ -70,23 +129,36 @@ def attention_cost(name: str, config: ModelConfig, kind: str = "float") -> tuple
 def test_fused_attention_needs_the_causal_flops_and_the_bytes_of_one_kernel(name, config):
     counted, moved = attention_cost(name, config)
     assert config.num_layers * counted == flops.forward(config, BATCH, LENGTH)["attention"]
-    q, k = (count * config.head_dim for count in (config.num_attention_heads, config.num_key_value_heads))
+    q, k = (
+        count * config.head_dim
+        for count in (config.num_attention_heads, config.num_key_value_heads)
+    )
     assert moved == 4 * BATCH * LENGTH * (2 * q + 2 * k + config.num_attention_heads)
 
 
 @each_config
-@pytest.mark.parametrize("name", [HEADS_FIRST[0], "_cudnn_attention", "_flash_attention", "_efficient_attention"])
+@pytest.mark.parametrize(
+    "name", [HEADS_FIRST[0], "_cudnn_attention", "_flash_attention", "_efficient_attention"]
+)
 def test_its_backward_is_five_products_and_moves_every_tensor_and_gradient_once(name, config):
     counted, moved = attention_cost(f"{name}_backward", config, "c10::BFloat16")
     assert config.num_layers * counted == 2.5 * flops.forward(config, BATCH, LENGTH)["attention"]
     q = BATCH * LENGTH * config.hidden_size
     k = BATCH * LENGTH * config.num_key_value_heads * config.head_dim
-    inputs, gradients = (q, q, k, k, q), (q, k, k)  # the output's gradient, q, k, v and the output; those of q, k and v
-    assert moved == 2 * (sum(inputs) + sum(gradients)) + 4 * BATCH * config.num_attention_heads * LENGTH
+    # the output's gradient, q, k, v and the output; those of q, k and v
+    inputs, gradients = (q, q, k, k, q), (q, k, k)
+    assert (
+        moved
+        == 2 * (sum(inputs) + sum(gradients)) + 4 * BATCH * config.num_attention_heads * LENGTH
+    )
 
 
-def test_every_operator_of_version_1_has_a_known_cost_and_the_products_that_of_the_formula(tmp_path, cpu_trace):
+def test_every_operator_of_version_1_has_a_known_cost_and_the_products_that_of_the_formula(
+    tmp_path, cpu_trace
+):
     rows = operators.rows(write_profile(tmp_path / "profile_1.json", cpu_trace))
     assert [row.name for row in rows if row.flops is None] == []
     products = sum(row.flops * row.calls for row in rows if row.name in ("aten::mm", "aten::bmm"))
-    assert products == pytest.approx(flops.training_step(CONFIG, BATCH, LENGTH, causal=False)["total"], rel=1e-12)
+    assert products == pytest.approx(
+        flops.training_step(CONFIG, BATCH, LENGTH, causal=False)["total"], rel=1e-12
+    )

@@ -1,4 +1,6 @@
-"""Attribution of a trace's events: every microsecond and every kernel has one operator, span, phase and step."""
+"""Attribution of a trace's events: every microsecond and every kernel has one operator, span, phase
+and step.
+"""
 
 import gzip
 import json
@@ -25,10 +27,14 @@ def gpu(request, tmp_path):
 
 
 def covered(path):
-    """Time in which each thread is in some operator, straight from the file: the union of the intervals."""
+    """Time in which each thread is in some operator, straight from the file: the union of the
+    intervals.
+    """
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     total, ends = 0.0, {}
-    operations = [event for event in json.loads(text)["traceEvents"] if event.get("cat") == "cpu_op"]
+    operations = [
+        event for event in json.loads(text)["traceEvents"] if event.get("cat") == "cpu_op"
+    ]
     for event in sorted(operations, key=lambda event: event["ts"]):
         end = ends.get(event["tid"], float("-inf"))
         total += max(0.0, event["ts"] + event["dur"] - max(end, event["ts"]))
@@ -39,7 +45,16 @@ def covered(path):
 def test_self_times_add_up_to_the_time_covered_by_operators(cpu, cpu_trace):
     assert cpu.operators.self_cpu_us.sum() == pytest.approx(covered(cpu_trace), rel=1e-4)
     assert cpu.operators.self_cpu_us.min() > -0.01
-    assert set(cpu.operators.span) == {"embed", "norm", "attention", "mlp", "loss", "residual", "optimizer", "other"}
+    assert set(cpu.operators.span) == {
+        "embed",
+        "norm",
+        "attention",
+        "mlp",
+        "loss",
+        "residual",
+        "optimizer",
+        "other",
+    }
     assert set(cpu.operators.phase) == {"forward", "backward", "optimizer", "other"}
 
 
@@ -49,30 +64,42 @@ def test_the_backward_finds_its_forward_span_but_for_the_first_gradient_and_the_
     accumulation = {"torch::autograd::AccumulateGrad", "autograd engine", "aten::detach", "detach"}
     other = backward[backward.span == "other"]
     assert set(other.name) <= first | accumulation
-    assert (other.name == "torch::autograd::AccumulateGrad").sum() == STEPS * (2 + 9 * CONFIG.num_layers)  # one a parameter
+    # one a parameter
+    assert (other.name == "torch::autograd::AccumulateGrad").sum() == STEPS * (
+        2 + 9 * CONFIG.num_layers
+    )
     assert set(backward.span) == {"embed", "norm", "attention", "mlp", "loss", "residual", "other"}
 
 
 def test_the_span_of_a_backward_product_is_that_of_its_layer(cpu):
-    """The vocabulary size occurs only in the head, F only in the feed-forward, K Dh and S only in attention."""
+    """The vocabulary size occurs only in the head, F only in the feed-forward, K Dh and S only in
+    attention.
+    """
     products = cpu.operators[cpu.operators.name.isin(["aten::mm", "aten::bmm"])]
     for phase, times in (("forward", 1), ("backward", 2)):
         rows = products[products.phase == phase]
-        sizes = [{side for shape in json.loads(shapes) for side in shape} for shapes in rows.input_shapes]
+        sizes = [
+            {side for shape in json.loads(shapes) for side in shape} for shapes in rows.input_shapes
+        ]
         own = {CONFIG.vocab_size: "loss", CONFIG.intermediate_size: "mlp"}
-        assert list(rows.span) == [next((own[side] for side in size if side in own), "attention") for size in sizes]
+        assert list(rows.span) == [
+            next((own[side] for side in size if side in own), "attention") for size in sizes
+        ]
         assert len(rows) == times * STEPS * (1 + 9 * CONFIG.num_layers)
 
 
 def test_residual_additions_steps_and_memory_of_a_cpu(cpu):
-    residual = cpu.operators[(cpu.operators.span == "residual") & (cpu.operators.phase == "forward")]
+    residual = cpu.operators[
+        (cpu.operators.span == "residual") & (cpu.operators.phase == "forward")
+    ]
     assert list(residual.name) == ["aten::add"] * 2 * CONFIG.num_layers * STEPS
 
     assert len(cpu.steps) == STEPS and list(cpu.operators.step.unique()) == list(range(STEPS))
     assert cpu.step_us() == pytest.approx(list(cpu.steps.duration_us), rel=1e-3)
     assert cpu.device_busy_us() == 0 and cpu.kernels.empty
 
-    assert (cpu.memory.total_bytes - cpu.memory.bytes.cumsum()).nunique() == 1  # what an earlier profile saw may still be there
+    # what an earlier profile saw may still be there
+    assert (cpu.memory.total_bytes - cpu.memory.bytes.cumsum()).nunique() == 1
     assert set(cpu.memory.device) == {"cpu"}
     scores = BATCH * CONFIG.num_attention_heads * LENGTH * LENGTH * 4
     softmax = cpu.operators[cpu.operators.name == "aten::_softmax"]
@@ -82,10 +109,14 @@ def test_residual_additions_steps_and_memory_of_a_cpu(cpu):
 def test_kernels_get_operator_span_phase_and_step_from_their_launch(gpu):
     rows = list(gpu.kernels[["name", "span", "phase", "step"]].itertuples(index=False, name=None))
     assert rows == [
-        ("before", "other", "other", -1), ("gemm", "attention", "forward", 0), ("add", "residual", "forward", 0),
-        ("gemm", "attention", "backward", 0), ("Memset (Device)", "attention", "backward", 0),
-        ("foreach", "optimizer", "optimizer", 0), ("gemm", "mlp", "forward", 1),
-    ]  # fmt: skip
+        ("before", "other", "other", -1),
+        ("gemm", "attention", "forward", 0),
+        ("add", "residual", "forward", 0),
+        ("gemm", "attention", "backward", 0),
+        ("Memset (Device)", "attention", "backward", 0),
+        ("foreach", "optimizer", "optimizer", 0),
+        ("gemm", "mlp", "forward", 1),
+    ]
     assert list(gpu.kernels.launch_delay_us.dropna()) == [6, 17, 6, 27, 15, 19]
     assert list(gpu.kernels.stream) == [7, 7, 7, 7, 8, 7, 7]
 
@@ -94,32 +125,51 @@ def test_an_operator_has_its_own_time_and_that_of_those_below_and_the_engine_its
     matmul, mm, *_ = gpu.operators.itertuples()
     assert (matmul.name, matmul.device_us, matmul.self_device_us) == ("aten::matmul", 30, 0)
     assert (mm.name, mm.device_us, mm.self_device_us) == ("aten::mm", 30, 30)
-    assert matmul.self_cpu_us == 2 and mm.self_cpu_us == 16, "launching belongs to the operator that launches"
+    assert matmul.self_cpu_us == 2 and mm.self_cpu_us == 16, (
+        "launching belongs to the operator that launches"
+    )
     assert gpu.operators.self_device_us.sum() == 164, "all but the kernel from before"
 
     engine = gpu.operators[gpu.operators.name == "autograd engine"]
-    assert list(engine.span) == ["residual", "attention", "other"] and set(engine.phase) == {"backward"}
+    assert list(engine.span) == ["residual", "attention", "other"] and set(engine.phase) == {
+        "backward"
+    }
     assert list(engine.self_cpu_us) == [4, 3, 4] == list(engine.cpu_us)
     last = gpu.operators[gpu.operators.name == "aten::copy_"].iloc[0]
-    assert (last.span, last.phase, last.step) == ("other", "other", 0), "after the backward nothing counts as forward"
+    assert (last.span, last.phase, last.step) == ("other", "other", 0), (
+        "after the backward nothing counts as forward"
+    )
 
 
-def test_a_kernel_without_a_launch_belongs_to_the_step_in_whose_time_it_is_or_to_that_of_the_kernel_before(tmp_path):
-    """A graph's kernels can lack their correlation; one that has it was launched before the trace began."""
+def test_a_kernel_without_a_launch_belongs_to_the_step_in_whose_time_it_is_or_to_that_of_the_kernel_before(
+    tmp_path,
+):
+    """A graph's kernels can lack their correlation; one that has it was launched before the trace
+    began.
+    """
     events = [
         small_traces.event("user_annotation", "ProfilerStep#1", 0, 100),
         small_traces.event("cpu_op", "aten::mm", 1, 9),
         small_traces.event("cuda_runtime", "cudaLaunchKernel", 2, 3, correlation=7),
-        small_traces.event("kernel", "warm-up", 5, 9, correlation=98), small_traces.event("kernel", "graph", 10, 20),
+        small_traces.event("kernel", "warm-up", 5, 9, correlation=98),
+        small_traces.event("kernel", "graph", 10, 20),
         small_traces.event("kernel", "gemm", 30, 50, correlation=7),
-        small_traces.event("kernel", "late", 110, 115), small_traces.event("kernel", "lost", 120, 125, correlation=99),
-    ]  # fmt: skip
+        small_traces.event("kernel", "late", 110, 115),
+        small_traces.event("kernel", "lost", 120, 125, correlation=99),
+    ]
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
     trace = chrome_trace.load(tmp_path / "trace.json")
     assert list(zip(trace.kernels.name, trace.kernels.step, strict=True)) == [
-        ("warm-up", -1), ("graph", 0), ("gemm", 0), ("late", 0), ("lost", 0),
-    ]  # fmt: skip
-    assert list(trace.kernels.operators) == [[], [], [0], [], []] and trace.operators.device_us.sum() == 20
+        ("warm-up", -1),
+        ("graph", 0),
+        ("gemm", 0),
+        ("late", 0),
+        ("lost", 0),
+    ]
+    assert (
+        list(trace.kernels.operators) == [[], [], [0], [], []]
+        and trace.operators.device_us.sum() == 20
+    )
 
 
 def test_an_operator_that_passes_its_work_on_is_counted_once(tmp_path):
@@ -135,13 +185,18 @@ def test_a_call_that_calls_the_same_operator_again_is_not_counted_twice(tmp_path
     """As autocast does: cat in cat, with the same shapes; the inner one does the work."""
     shapes = [[[2, 3], [2, 3]], []]
     calls = [(10, 40, shapes), (15, 35, shapes), (50, 55, [])]
-    events = [small_traces.event("cpu_op", "aten::cat", start, end, shapes=shapes) for start, end, shapes in calls]
+    events = [
+        small_traces.event("cpu_op", "aten::cat", start, end, shapes=shapes)
+        for start, end, shapes in calls
+    ]
     events.append(small_traces.event("user_annotation", "ProfilerStep#1", 0, 100))
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
     rows = list(chrome_trace.load(tmp_path / "trace.json").operators.itertuples())
     assert [(row.name, row.cpu_us, row.self_cpu_us) for row in rows] == [
-        ("redispatch", 10, 10), ("aten::cat", 20, 20), ("aten::cat", 5, 5),
-    ]  # fmt: skip
+        ("redispatch", 10, 10),
+        ("aten::cat", 20, 20),
+        ("aten::cat", 5, 5),
+    ]
 
 
 def test_busy_time_is_a_union_step_time_includes_late_kernels_and_tables_are_plain_sums(gpu, cpu):
@@ -150,25 +205,47 @@ def test_busy_time_is_a_union_step_time_includes_late_kernels_and_tables_are_pla
     assert gpu.step_us() == [130 - 5, 190 - 130]
 
     tables = json.loads(json.dumps(chrome_trace.profile_tables(gpu)))
-    assert tables["launch"] == {"count": 6, "mean_delay_us": 15} and tables["memory_peak_bytes"] is None
-    assert (tables["profiled_steps"], tables["device_busy_us"], tables["step_us"]) == (2, 159, [125, 60])
-    assert tables["operators"][0]["name"] == "aten::mm" and tables["operators"][0]["self_device_us"] == 59
+    assert (
+        tables["launch"] == {"count": 6, "mean_delay_us": 15}
+        and tables["memory_peak_bytes"] is None
+    )
+    assert (tables["profiled_steps"], tables["device_busy_us"], tables["step_us"]) == (
+        2,
+        159,
+        [125, 60],
+    )
+    assert (
+        tables["operators"][0]["name"] == "aten::mm"
+        and tables["operators"][0]["self_device_us"] == 59
+    )
     products = {
-        row["phase"]: row["device_us"] for row in tables["kernels"] if (row["name"], row["span"]) == ("gemm", "attention")
+        row["phase"]: row["device_us"]
+        for row in tables["kernels"]
+        if (row["name"], row["span"]) == ("gemm", "attention")
     }
     assert products == {"forward": 30, "backward": 30}
     attention = chrome_trace.profile_tables(gpu, attention_only=True)
     assert {row["span"] for row in attention["operators"] + attention["kernels"]} == {"attention"}
-    assert attention["step_us"] == tables["step_us"] and sum(row["device_us"] for row in attention["kernels"]) == 70
+    assert (
+        attention["step_us"] == tables["step_us"]
+        and sum(row["device_us"] for row in attention["kernels"]) == 70
+    )
 
     tables = chrome_trace.profile_tables(cpu)
-    assert sum(row["self_cpu_us"] for row in tables["operators"]) == pytest.approx(cpu.operators.self_cpu_us.sum())
+    assert sum(row["self_cpu_us"] for row in tables["operators"]) == pytest.approx(
+        cpu.operators.self_cpu_us.sum()
+    )
     assert sum(row["calls"] for row in tables["operators"]) == len(cpu.operators)
-    assert tables["memory_peak_bytes"] == cpu.memory.total_bytes.max() > 0 and tables["kernels"] == []
+    assert (
+        tables["memory_peak_bytes"] == cpu.memory.total_bytes.max() > 0 and tables["kernels"] == []
+    )
 
 
 def test_steps_of_several_processes_in_one_file_are_refused(tmp_path):
     events = [each | {"pid": rank} for rank in (0, 1) for each in rank_trace(rank)["traceEvents"]]
     (tmp_path / "merged.json").write_text(json.dumps({"traceEvents": events}))
-    with pytest.raises(UsageError, match=r"merged\.json holds the steps of several processes: give the trace of one of them"):
+    with pytest.raises(
+        UsageError,
+        match=r"merged\.json holds the steps of several processes: give the trace of one of them",
+    ):
         chrome_trace.load(tmp_path / "merged.json")

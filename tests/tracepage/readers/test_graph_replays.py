@@ -8,7 +8,16 @@ import pytest
 
 
 def event(category: str, name: str, start: float, duration: float, **args) -> dict:
-    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": duration, "args": args}
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": 1,
+        "tid": 1,
+        "ts": start,
+        "dur": duration,
+        "args": args,
+    }
 
 
 def load(path, *events: dict) -> chrome_trace.Trace:
@@ -18,17 +27,24 @@ def load(path, *events: dict) -> chrome_trace.Trace:
 
 @pytest.fixture
 def eager(tmp_path):
-    """A step with a norm of one kernel and an attention of two, the second launched by an inner operator."""
+    """A step with a norm of one kernel and an attention of two, the second launched by an inner
+    operator.
+    """
     return load(
         tmp_path / "eager.json",
         event("user_annotation", "ProfilerStep#1", 0, 100),
-        event("user_annotation", "norm", 1, 20), event("cpu_op", "aten::mul", 2, 10, **{"Input Dims": [[4]]}),
-        event("cuda_runtime", "cudaLaunchKernel", 3, 1, correlation=1), event("kernel", "mul", 10, 5, correlation=1),
-        event("user_annotation", "attention", 30, 40), event("cpu_op", "aten::matmul", 31, 30),
+        event("user_annotation", "norm", 1, 20),
+        event("cpu_op", "aten::mul", 2, 10, **{"Input Dims": [[4]]}),
+        event("cuda_runtime", "cudaLaunchKernel", 3, 1, correlation=1),
+        event("kernel", "mul", 10, 5, correlation=1),
+        event("user_annotation", "attention", 30, 40),
+        event("cpu_op", "aten::matmul", 31, 30),
         event("cpu_op", "aten::mm", 32, 20),
-        event("cuda_runtime", "cudaLaunchKernel", 33, 1, correlation=2), event("kernel", "gemm", 40, 10, correlation=2),
-        event("cuda_runtime", "cudaLaunchKernel", 55, 1, correlation=3), event("kernel", "mul", 60, 5, correlation=3),
-    )  # fmt: skip
+        event("cuda_runtime", "cudaLaunchKernel", 33, 1, correlation=2),
+        event("kernel", "gemm", 40, 10, correlation=2),
+        event("cuda_runtime", "cudaLaunchKernel", 55, 1, correlation=3),
+        event("kernel", "mul", 60, 5, correlation=3),
+    )
 
 
 def replay(tmp_path, *names: str) -> chrome_trace.Trace:
@@ -42,20 +58,35 @@ def replay(tmp_path, *names: str) -> chrome_trace.Trace:
             event("cuda_runtime", "cudaMemcpyAsync", start + 2, 1, correlation=start),
             event("gpu_memcpy", "Memcpy", start + 5, 1, correlation=start),
             event("cuda_runtime", "cudaGraphLaunch", start + 10, 5, correlation=start + 1),
-        ]  # fmt: skip
-        events += [event("kernel", name, start + 20 + 20 * i, 2 * (i + 1), correlation=start + 1) for i, name in enumerate(names)]
+        ]
+        events += [
+            event("kernel", name, start + 20 + 20 * i, 2 * (i + 1), correlation=start + 1)
+            for i, name in enumerate(names)
+        ]
     return load(tmp_path / "captured.json", *events)
 
 
 def test_kernels_get_span_phase_and_operators(tmp_path, eager):
     trace = graph_replays.attribute(replay(tmp_path, "mul", "gemm", "mul"), eager)
     kernels = trace.kernels[trace.kernels.graph.notna()]
-    assert list(kernels.span) == ["norm", "attention", "attention"] * 2 and set(kernels.phase) == {"forward"}
+    assert list(kernels.span) == ["norm", "attention", "attention"] * 2 and set(kernels.phase) == {
+        "forward"
+    }
     assert list(kernels.step) == [0, 0, 0, 1, 1, 1]
     assert kernels.launch_delay_us.notna().sum() == 2, "one call launches all kernels of a graph"
     times = trace.operators[trace.operators.step == 1].set_index("name")
-    assert times.self_device_us.to_dict() == {"aten::copy_": 1, "aten::mul": 2, "aten::matmul": 6, "aten::mm": 4}
-    assert times.device_us.to_dict() == {"aten::copy_": 1, "aten::mul": 2, "aten::matmul": 10, "aten::mm": 4}
+    assert times.self_device_us.to_dict() == {
+        "aten::copy_": 1,
+        "aten::mul": 2,
+        "aten::matmul": 6,
+        "aten::mm": 4,
+    }
+    assert times.device_us.to_dict() == {
+        "aten::copy_": 1,
+        "aten::mul": 2,
+        "aten::matmul": 10,
+        "aten::mm": 4,
+    }
     assert times.input_shapes["aten::mul"] == "[[4]]" and times.cpu_us["aten::mm"] == 0
 
 
@@ -66,16 +97,25 @@ def test_kernels_get_span_phase_and_operators(tmp_path, eager):
         (["gemm", "mul", "mul"], ["attention", "norm", "attention"]),
         (["gemm", "mul"], ["attention", "attention"]),
     ],
-    ids=["a kernel that the eager step has not", "branches that change places", "a kernel is missing: the order decides"],
+    ids=[
+        "a kernel that the eager step has not",
+        "branches that change places",
+        "a kernel is missing: the order decides",
+    ],
 )
 def test_kernels_that_differ_from_the_eager_steps(tmp_path, eager, names, spans):
     trace = graph_replays.attribute(replay(tmp_path, *names), eager)
-    assert list(trace.kernels[trace.kernels.step == 0].span) == ["other", *spans], "the copy of the batch, then these"
+    assert list(trace.kernels[trace.kernels.step == 0].span) == ["other", *spans], (
+        "the copy of the batch, then these"
+    )
 
 
 @pytest.mark.parametrize(
-    "names, lost", [(["mul", "gemm", "mul"], []), (["mul"], ["recorded 1 kernels"]), ([], ["recorded 0 kernels"])]
+    "names, lost",
+    [(["mul", "gemm", "mul"], []), (["mul"], ["recorded 1 kernels"]), ([], ["recorded 0 kernels"])],
 )
 def test_kernels_that_the_profiler_lost_are_told(tmp_path, eager, names, lost):
     found = graph_replays.lost_kernels(replay(tmp_path, *names), eager)
-    assert len(found) == len(lost) and all(each in found[0] and "the eager step has 3" in found[0] for each in lost)
+    assert len(found) == len(lost) and all(
+        each in found[0] and "the eager step has 3" in found[0] for each in lost
+    )

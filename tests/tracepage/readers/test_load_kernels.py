@@ -1,4 +1,6 @@
-"""Detection of a profiler's file by its content, the choice of a file in a folder, and one line for what holds no kernels."""
+"""Detection of a profiler's file by its content, the choice of a file in a folder, and one line for
+what holds no kernels.
+"""
 
 import json
 import os
@@ -10,7 +12,7 @@ from tests.kernel_files import (
     TRACE,
     put,
     write_database,
-)  # fmt: skip
+)
 from tests.small_traces import rank_trace
 from tracepage.errors import UsageError
 from tracepage.readers import load_kernels
@@ -20,15 +22,26 @@ import pytest
 DETAILS = (FIXTURES / "ncu_details.csv").read_text()
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    (TRACE[:-20], r"cut off or damaged: row 4 has \d+ fields, the header 22"),
-    (TRACE.replace("1900000000000004007", "19"), "row 2 ends before it starts"),
-    (STATS_HEADER + '"hipMemcpy",3,9,3.0,100.0,1,5,1.0\n"__hipPushCallConfiguration",1,1,1.0,0.0,1,1,0.0\n', "API calls"),
-    ('Time (%),Total Time (ns),Instances,Name\n60.0,600,2,"f<a, b>(x)"\n', "is none of the files that hold kernels"),
-    (b"SQLite format 3\0" + b"x" * 100, "is not a database of rocpd, or is damaged"),
-    ('{"schema": "tiny-llama-run/1"}', "is none of the files that hold kernels"),
-    (DETAILS.replace('"Duration"', '"Elapsed"'), "without a duration"),
-], ids=lambda value: "content" if isinstance(value, bytes) or len(value) > 200 else None)  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (TRACE[:-20], r"cut off or damaged: row 4 has \d+ fields, the header 22"),
+        (TRACE.replace("1900000000000004007", "19"), "row 2 ends before it starts"),
+        (
+            STATS_HEADER
+            + '"hipMemcpy",3,9,3.0,100.0,1,5,1.0\n"__hipPushCallConfiguration",1,1,1.0,0.0,1,1,0.0\n',
+            "API calls",
+        ),
+        (
+            'Time (%),Total Time (ns),Instances,Name\n60.0,600,2,"f<a, b>(x)"\n',
+            "is none of the files that hold kernels",
+        ),
+        (b"SQLite format 3\0" + b"x" * 100, "is not a database of rocpd, or is damaged"),
+        ('{"schema": "tiny-llama-run/1"}', "is none of the files that hold kernels"),
+        (DETAILS.replace('"Duration"', '"Elapsed"'), "without a duration"),
+    ],
+    ids=lambda value: "content" if isinstance(value, bytes) or len(value) > 200 else None,
+)
 def test_what_holds_no_kernels_is_refused_in_one_line(tmp_path, content, message):
     path = tmp_path / "given.csv"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -39,22 +52,32 @@ def test_what_holds_no_kernels_is_refused_in_one_line(tmp_path, content, message
 
 def test_a_folder_gives_the_newest_run_of_its_best_source(tmp_path):
     put(tmp_path / "workloads/v2/MI300A_A1/pmc_perf.csv", (FIXTURES / "pmc_perf.csv").read_bytes())
-    put(tmp_path / "workloads/v2/MI300A_A1/SQ_LEVEL_WAVES.csv", (FIXTURES / "pmc_perf.csv").read_bytes())
+    put(
+        tmp_path / "workloads/v2/MI300A_A1/SQ_LEVEL_WAVES.csv",
+        (FIXTURES / "pmc_perf.csv").read_bytes(),
+    )
     put(tmp_path / "workloads/v2/MI300A_A1/roofline.csv", "device,HBMBw\n0,1\n")
     put(tmp_path / "metrics_v2.json", '{"schema": "tiny-llama-run/1"}')
     put(tmp_path / "notes.txt", TRACE)
-    assert load_kernels.find(tmp_path) == {"rocprof-compute": [tmp_path / "workloads/v2/MI300A_A1/pmc_perf.csv"]}
+    assert load_kernels.find(tmp_path) == {
+        "rocprof-compute": [tmp_path / "workloads/v2/MI300A_A1/pmc_perf.csv"]
+    }
 
     stats = put(tmp_path / "host/1_kernel_stats.csv", STATS)
     assert load_kernels.load(tmp_path).path == stats
-    assert any("not read" in note and "1 of rocprof-compute" in note for note in load_kernels.load(tmp_path).notes)
+    assert any(
+        "not read" in note and "1 of rocprof-compute" in note
+        for note in load_kernels.load(tmp_path).notes
+    )
     database = write_database(tmp_path / "host" / "7_results.db")
     assert load_kernels.load(tmp_path).path == database
     old = put(tmp_path / "host/9_kernel_trace.csv", TRACE, age=60)
     new = put(tmp_path / "host/3_kernel_trace.csv", TRACE)
     put(tmp_path / ".venv/lib/5_kernel_trace.csv", TRACE, age=-60)
     found = load_kernels.load(tmp_path)
-    assert found.path == new and any("1 other of rocprofv3-kernel-trace (each" in note for note in found.notes)
+    assert found.path == new and any(
+        "1 other of rocprofv3-kernel-trace (each" in note for note in found.notes
+    )
     assert any("own), 1 of rocpd" in note for note in found.notes)
     os.utime(old)
     assert load_kernels.load(tmp_path).path == old
@@ -77,10 +100,17 @@ def test_the_eager_trace_of_a_captured_run_is_not_the_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["results.csv_kernel_trace.csv", "results_kernel_trace.csv", "gpu01/results.csv_kernel_stats.csv"]
+    "name",
+    [
+        "results.csv_kernel_trace.csv",
+        "results_kernel_trace.csv",
+        "gpu01/results.csv_kernel_stats.csv",
+    ],
 )
 def test_the_name_given_to_rocprofv3_finds_its_file(tmp_path, name):
     path = put(tmp_path / name, STATS if "stats" in name else TRACE)
     put(tmp_path / "results.csv_agent_info.csv", "Node_Id\n1\n")
     found = load_kernels.load(tmp_path / "results.csv")
-    assert found.path == path and "there is no" in found.notes[0] and "results.csv" in found.notes[0]
+    assert (
+        found.path == path and "there is no" in found.notes[0] and "results.csv" in found.notes[0]
+    )

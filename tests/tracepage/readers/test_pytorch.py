@@ -14,9 +14,21 @@ import pytest
 def test_a_trace_gives_the_kernels_of_its_steps(tmp_path):
     found = load_kernels.load(write_gpu_trace(tmp_path / "trace.json"))
     assert (found.source, found.steps) == ("pytorch-trace", 2)
-    expected = [("gemm", 0, 30e3), ("add", 30e3, 5e3), ("gemm", 40e3, 30e3), ("Memset (Device)", 65e3, 10e3)]
+    expected = [
+        ("gemm", 0, 30e3),
+        ("add", 30e3, 5e3),
+        ("gemm", 40e3, 30e3),
+        ("Memset (Device)", 65e3, 10e3),
+    ]
     assert launch_rows(found)[:4] == expected
-    assert list(found.table.category) == ["kernel", "kernel", "kernel", "memset", "kernel", "kernel"]
+    assert list(found.table.category) == [
+        "kernel",
+        "kernel",
+        "kernel",
+        "memset",
+        "kernel",
+        "kernel",
+    ]
 
 
 def test_launches_of_no_profiled_step_are_counted_and_a_trace_with_no_other_is_refused(tmp_path):
@@ -29,7 +41,9 @@ def test_launches_of_no_profiled_step_are_counted_and_a_trace_with_no_other_is_r
     assert load_kernels.load(tmp_path / "trace.json").notes == (
         "not counted: 2 kernels of 0.047 ms that no profiled step launched",
     )
-    content["traceEvents"] = [each for each in content["traceEvents"] if "launch" not in each["name"].lower()]
+    content["traceEvents"] = [
+        each for each in content["traceEvents"] if "launch" not in each["name"].lower()
+    ]
     (tmp_path / "trace.json").write_text(json.dumps(content))
     with pytest.raises(UsageError, match="no profiled step launched any of its 8 kernels$"):
         load_kernels.load(tmp_path / "trace.json")
@@ -40,10 +54,17 @@ def test_trace_and_profile_of_one_run_agree(tmp_path, cpu_trace):
         write_profile(tmp_path / "profile_1.json", trace)
         sums = [
             {
-                row.name: (row.category, row.calls, pytest.approx(row.total_ns, rel=1e-3, abs=20 * row.calls))
+                row.name: (
+                    row.category,
+                    row.calls,
+                    pytest.approx(row.total_ns, rel=1e-3, abs=20 * row.calls),
+                )
                 for row in rows.itertuples()
             }
-            for rows in (launches.summary(load_kernels.load(path)) for path in (trace, tmp_path / "profile_1.json"))
+            for rows in (
+                launches.summary(load_kernels.load(path))
+                for path in (trace, tmp_path / "profile_1.json")
+            )
         ]
         assert sums[0] == sums[1]
 
@@ -52,16 +73,41 @@ def test_operators_of_a_cpu_are_those_that_work(cpu_trace):
     found, trace = load_kernels.load(cpu_trace), chrome_trace.load(cpu_trace)
     assert found.are_operators and found.notes == (pytorch.OPERATORS_NOTE,) and found.steps == STEPS
     names = set(found.table.name)
-    assert {"aten::mm", "aten::bmm", "aten::silu", "aten::add", "aten::embedding_dense_backward"} <= names
-    assert not names & {"aten::view", "aten::empty", "aten::linear", "aten::matmul", "aten::t", "MmBackward0", "autograd engine"}
-    products = trace.operators[trace.operators.name.isin(["aten::mm", "aten::bmm"]) & (trace.operators.step >= 0)]
+    assert {
+        "aten::mm",
+        "aten::bmm",
+        "aten::silu",
+        "aten::add",
+        "aten::embedding_dense_backward",
+    } <= names
+    assert not names & {
+        "aten::view",
+        "aten::empty",
+        "aten::linear",
+        "aten::matmul",
+        "aten::t",
+        "MmBackward0",
+        "autograd engine",
+    }
+    products = trace.operators[
+        trace.operators.name.isin(["aten::mm", "aten::bmm"]) & (trace.operators.step >= 0)
+    ]
     assert found.table.name.isin(["aten::mm", "aten::bmm"]).sum() == len(products)
     busy = launches.gaps(found)
-    assert busy.busy_ns + busy.idle_ns.sum() == pytest.approx(busy.window_ns) and 0 < busy.busy_ns < busy.window_ns
+    assert (
+        busy.busy_ns + busy.idle_ns.sum() == pytest.approx(busy.window_ns)
+        and 0 < busy.busy_ns < busy.window_ns
+    )
 
 
 def test_frames_of_torch_compile_are_no_operators(tmp_path):
-    names = ["TorchDynamo Cache Lookup", "Torch-Compiled Region: 0/0", "Pregraph bytecode", "CompiledFunction", "aten::mm"]
+    names = [
+        "TorchDynamo Cache Lookup",
+        "Torch-Compiled Region: 0/0",
+        "Pregraph bytecode",
+        "CompiledFunction",
+        "aten::mm",
+    ]
     events = [event("cpu_op", name, 10 * i, 10 * i + 5) for i, name in enumerate(names)]
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
     found = load_kernels.load(tmp_path / "trace.json")

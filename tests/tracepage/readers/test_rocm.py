@@ -1,4 +1,6 @@
-"""Files of rocprofv3, rocpd and rocprof-compute: the same kernels whatever the release, and measured ceilings."""
+"""Files of rocprofv3, rocpd and rocprof-compute: the same kernels whatever the release, and
+measured ceilings.
+"""
 
 import gzip
 
@@ -17,12 +19,19 @@ from tracepage.views import launches
 import pytest
 
 
-@pytest.mark.parametrize("name", ["old_kernel_trace.csv", "new_kernel_trace.csv", "rocpd_kernel_trace.csv"])
+@pytest.mark.parametrize(
+    "name", ["old_kernel_trace.csv", "new_kernel_trace.csv", "rocpd_kernel_trace.csv"]
+)
 def test_kernel_traces_of_any_release_give_the_same_launches(name):
     found = load_kernels.load(FIXTURES / name)
     assert (found.source, launch_rows(found)) == ("rocprofv3-kernel-trace", LAUNCHES)
-    assert list(found.table.category) == ["kernel", "memcpy", "kernel"] and set(found.table.calls) == {1}
-    assert list(found.table.columns) == list(kernel_table.COLUMNS) and found.counters.shape == (3, 0)
+    assert list(found.table.category) == ["kernel", "memcpy", "kernel"] and set(
+        found.table.calls
+    ) == {1}
+    assert list(found.table.columns) == list(kernel_table.COLUMNS) and found.counters.shape == (
+        3,
+        0,
+    )
 
 
 def test_statistics_have_sums_and_extremes_but_no_starts(tmp_path):
@@ -51,8 +60,15 @@ def test_pmc_perf_has_a_row_per_dispatch_and_its_counters(tmp_path, name):
     found, unpacked = load_kernels.load(tmp_path), load_kernels.load(FIXTURES / name)
     assert found.table.equals(unpacked.table) and found.counters.equals(unpacked.counters)
     assert found.source == "rocprof-compute"
-    assert list(found.table.duration_ns) == [4000, 13000] and list(found.table.start_ns) == [0, 45000]
-    assert found.counters.to_dict("list") == {"SQ_WAVES": [16, 16], "TCC_HIT[0]": [3, 4], "TCC_HIT_sum": [96, 128]}
+    assert list(found.table.duration_ns) == [4000, 13000] and list(found.table.start_ns) == [
+        0,
+        45000,
+    ]
+    assert found.counters.to_dict("list") == {
+        "SQ_WAVES": [16, 16],
+        "TCC_HIT[0]": [3, 4],
+        "TCC_HIT_sum": [96, 128],
+    }
     assert launches.gaps(found) is None, "each kernel ran alone for its counters"
 
 
@@ -61,12 +77,26 @@ def test_launches_of_two_gpus_with_one_number_are_two(tmp_path):
     text = "\n".join([header, *(row.replace("4,", f"{gpu},", 1) for gpu in (0, 1) for row in rows)])
     (tmp_path / "pmc_perf.csv").write_text(text)
     found = load_kernels.load(tmp_path / "pmc_perf.csv")
-    assert len(found.table) == len(found.counters) == 4 and list(found.counters["TCC_HIT_sum"]) == [96, 128, 96, 128]
+    assert len(found.table) == len(found.counters) == 4 and list(found.counters["TCC_HIT_sum"]) == [
+        96,
+        128,
+        96,
+        128,
+    ]
 
 
 def test_a_trace_of_torch_profiler_on_an_mi300x():
     found = load_kernels.load(FIXTURES / "amd/bert_mi300x.json.gz")
     kinds = found.table.groupby([kernel_names.kind(name) for name in found.table.name]).calls.sum()
-    assert found.steps == 1 and found.table.duration_ns.sum() == 390_748 and kinds.to_dict() == {
-        "matrix products": 26, "elementwise": 16, "reductions": 11, "attention": 4, "copies": 4,
-    }  # fmt: skip
+    assert (
+        found.steps == 1
+        and found.table.duration_ns.sum() == 390_748
+        and kinds.to_dict()
+        == {
+            "matrix products": 26,
+            "elementwise": 16,
+            "reductions": 11,
+            "attention": 4,
+            "copies": 4,
+        }
+    )

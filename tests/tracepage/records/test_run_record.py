@@ -1,4 +1,6 @@
-"""Records of runs: all measured ones are valid, and a damaged one is named with its field, in one line."""
+"""Records of runs: all measured ones are valid, and a damaged one is named with its field, in one
+line.
+"""
 
 import json
 import math
@@ -12,7 +14,11 @@ from tracepage.records import run_record
 
 import pytest
 
-RUNS = [path for path in sorted((ROOT / "results").rglob("*.json")) if read_json(path).get("schema") == run_record.SCHEMA]
+RUNS = [
+    path
+    for path in sorted((ROOT / "results").rglob("*.json"))
+    if read_json(path).get("schema") == run_record.SCHEMA
+]
 
 
 @pytest.fixture
@@ -32,11 +38,15 @@ def test_every_measured_run_is_valid(path):
     assert run == read_json(path), "nothing is changed or left out"
 
 
-def test_runs_without_the_newer_keys_or_without_a_step_are_valid_and_unknown_keys_are_kept(read, tmp_path):
+def test_runs_without_the_newer_keys_or_without_a_step_are_valid_and_unknown_keys_are_kept(
+    read, tmp_path
+):
     old = record(device={"kind": "cpu", "name": "x", "memory_mib": 1}) | {"stage": {"fixed": True}}
     assert "settings" not in old and read(old) == old
 
-    failed = record(status="failed: out of memory", loss__all=[], step_ms={"all": [], "profiled": 0})
+    failed = record(
+        status="failed: out of memory", loss__all=[], step_ms={"all": [], "profiled": 0}
+    )
     for key in ("tokens_per_second", "flops_per_second", "mfu"):
         del failed[key]
     assert run_record.unusable(tmp_path / "failed.json", read(failed)) == [
@@ -44,21 +54,30 @@ def test_runs_without_the_newer_keys_or_without_a_step_are_valid_and_unknown_key
     ]
 
 
-@pytest.mark.parametrize(("change", "field", "wrong"), [
-    ({"training__batch_size": 0}, "training.batch_size", "greater than 0"),
-    ({"training__batch_size": "8"}, "training.batch_size", "integer"),
-    ({"model__hidden_size": 255}, "model", "not divisible"),
-    ({"model__num_key_value_heads": None}, "model.num_key_value_heads", "Input should be a valid integer"),
-    ({"precision__compute": "int4"}, "precision.compute", "fp32"),
-    ({"loss__all": [math.nan]}, "loss.all.0", "finite"),
-    ({"step_ms__p80": 10.0}, "step_ms", "p20 is above p80"),
-    ({"step_ms__count": 19}, "step_ms", "count is 19, but 20 steps count"),
-    ({"step_ms__all": [13.0] * 20}, "step_ms", "median is 12, but that of the steps is 13"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "field", "wrong"),
+    [
+        ({"training__batch_size": 0}, "training.batch_size", "greater than 0"),
+        ({"training__batch_size": "8"}, "training.batch_size", "integer"),
+        ({"model__hidden_size": 255}, "model", "not divisible"),
+        (
+            {"model__num_key_value_heads": None},
+            "model.num_key_value_heads",
+            "Input should be a valid integer",
+        ),
+        ({"precision__compute": "int4"}, "precision.compute", "fp32"),
+        ({"loss__all": [math.nan]}, "loss.all.0", "finite"),
+        ({"step_ms__p80": 10.0}, "step_ms", "p20 is above p80"),
+        ({"step_ms__count": 19}, "step_ms", "count is 19, but 20 steps count"),
+        ({"step_ms__all": [13.0] * 20}, "step_ms", "median is 12, but that of the steps is 13"),
+    ],
+)
 def test_a_wrong_value_is_named(read, tmp_path, change, field, wrong):
     with pytest.raises(UsageError, match=wrong) as error:
         read(record(**change))
-    assert str(error.value).startswith(f"{tmp_path}/run.json: {field}: ") and "\n" not in str(error.value)
+    assert str(error.value).startswith(f"{tmp_path}/run.json: {field}: ") and "\n" not in str(
+        error.value
+    )
 
 
 def test_a_missing_key_and_another_schema_are_named(read):
@@ -71,15 +90,23 @@ def test_a_missing_key_and_another_schema_are_named(read):
 
 
 def test_runs_differ_by_what_a_step_depends_on_the_number_of_processes_and_their_losses():
-    ours, theirs = record(loss__all=[7.0, 6.0, 5.0]), record(training__batch_size=16, precision__tf32=True, version="v2")
+    ours, theirs = (
+        record(loss__all=[7.0, 6.0, 5.0]),
+        record(training__batch_size=16, precision__tf32=True, version="v2"),
+    )
     theirs["device"] |= {"threads": 2, "multiprocessors": 50}  # of a CPU, and a part of the GPU
     assert run_record.differences(run_record.conditions(ours), run_record.conditions(theirs)) == [
-        "batch size (8 and 16)", "device threads (None and 2)", "device multiprocessors (100 and 50)",
+        "batch size (8 and 16)",
+        "device threads (None and 2)",
+        "device multiprocessors (100 and 50)",
         "precision tf32 (False and True)",
-    ]  # fmt: skip
+    ]
     assert run_record.conditions(ours) == run_record.conditions(record(step_ms__median=99.0))
-    assert run_record.loss_difference(ours, record(loss__all=[7.0, 6.5])) == (0.5, 2), "over the steps that both have"
-    alone, old = record(training__world_size=1, training__parallel=None), record()  # which counts as one process
+    assert run_record.loss_difference(ours, record(loss__all=[7.0, 6.5])) == (0.5, 2), (
+        "over the steps that both have"
+    )
+    # which counts as one process
+    alone, old = record(training__world_size=1, training__parallel=None), record()
     together = record(training__world_size=2, training__parallel="ddp")
     assert run_record.differences(run_record.identity(alone), run_record.identity(old)) == []
     found = run_record.differences(run_record.identity(together), run_record.identity(old))

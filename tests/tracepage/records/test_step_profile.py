@@ -1,4 +1,6 @@
-"""Profiles of steps: the newest of a folder, measured ones are valid, and a damaged one is named with its field, in one line."""
+"""Profiles of steps: the newest of a folder, measured ones are valid, and a damaged one is named
+with its field, in one line.
+"""
 
 import json
 import math
@@ -27,13 +29,19 @@ def test_every_measured_profile_is_valid(path):
 OPERATOR = profile(record(), [{"name": "aten::mm"}])["operators"][0]
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"run": record(step_ms={"all": [], "profiled": 0})}, "run.step_ms.median: Field required"),
-    ({"operators": [OPERATOR, OPERATOR | {"calls": 0}]}, "operators.1.calls: Input should be greater than 0"),
-    ({"kernels": [{"name": "gemm"}]}, "kernels.0.span: Field required"),
-    ({"step_us": [math.nan]}, "step_us.0: Input should be a finite number"),
-    ({"profiled_steps": 0, "step_us": [], "operators": []}, "holds no profiled step"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"run": record(step_ms={"all": [], "profiled": 0})}, "run.step_ms.median: Field required"),
+        (
+            {"operators": [OPERATOR, OPERATOR | {"calls": 0}]},
+            "operators.1.calls: Input should be greater than 0",
+        ),
+        ({"kernels": [{"name": "gemm"}]}, "kernels.0.span: Field required"),
+        ({"step_us": [math.nan]}, "step_us.0: Input should be a finite number"),
+        ({"profiled_steps": 0, "step_us": [], "operators": []}, "holds no profiled step"),
+    ],
+)
 def test_a_damaged_profile_is_named_with_its_field(tmp_path, change, message):
     path = write(tmp_path / "profile_1.json", **change)
     with pytest.raises(UsageError, match=message) as error:
@@ -50,7 +58,10 @@ def test_a_folder_gives_the_profile_whose_name_sorts_last_or_says_how_to_make_on
     for name in ("profile_20260102T000000_1.json", "profile_20260101T000000_9.json"):
         write(tmp_path / name)
     assert step_profile.find(tmp_path).name == "profile_20260102T000000_1.json"
-    assert step_profile.find(tmp_path / "profile_20260101T000000_9.json").name == "profile_20260101T000000_9.json"
+    assert (
+        step_profile.find(tmp_path / "profile_20260101T000000_9.json").name
+        == "profile_20260101T000000_9.json"
+    )
 
 
 def test_time_of_spans_is_added_up_by_phase_the_largest_first():
@@ -60,4 +71,7 @@ def test_time_of_spans_is_added_up_by_phase_the_largest_first():
         {"name": "c", "span": "mlp", "self_cpu_us": 1000.0, "phase": "backward"},
     ]
     found = step_profile.span_milliseconds(profile(record(), rows))
-    assert list(found.items()) == [("mlp", {"forward": 3.0, "backward": 1.0}), ("norm", {"forward": 2.0})]
+    assert list(found.items()) == [
+        ("mlp", {"forward": 3.0, "backward": 1.0}),
+        ("norm", {"forward": 2.0}),
+    ]

@@ -1,4 +1,6 @@
-"""A report: the same content in every form, files that are whole, and nothing drawn where only text is asked for."""
+"""A report: the same content in every form, files that are whole, and nothing drawn where only text
+is asked for.
+"""
 
 import csv
 import json
@@ -34,15 +36,27 @@ def report() -> Report:
 def test_the_terminal_shows_all_but_figures_in_120_columns(report):
     lines = report.terminal().splitlines()
     assert lines[0] == "# A <title>" and "## First part, 1" in lines
-    assert all(len(line) <= 120 for line in lines if "python script.py" not in line), "commands alone are not wrapped"
+    assert all(len(line) <= 120 for line in lines if "python script.py" not in line), (
+        "commands alone are not wrapped"
+    )
     assert "kernel_1<int>" in report.terminal() and "kernel_2" not in report.terminal()
 
 
 def test_markdown_escapes_text_and_links_figures_where_they_are_written(report):
     text = report.markdown()
-    assert "# A &lt;title>" in text and "`code<int>` and 1 &lt; 2" in text and "| `kernel_0<int>` |" in text
-    assert "**The longest**" in text and "- source: `file.json`" in text and "```sh\npython script.py" in text
-    assert "picture.png" not in text and "![A line & more](picture.png)" in report.markdown(figures=True)
+    assert (
+        "# A &lt;title>" in text
+        and "`code<int>` and 1 &lt; 2" in text
+        and "| `kernel_0<int>` |" in text
+    )
+    assert (
+        "**The longest**" in text
+        and "- source: `file.json`" in text
+        and "```sh\npython script.py" in text
+    )
+    assert "picture.png" not in text and "![A line & more](picture.png)" in report.markdown(
+        figures=True
+    )
 
 
 def test_the_page_holds_sections_tables_and_an_svg_and_escapes_what_a_file_says(report):
@@ -52,7 +66,9 @@ def test_the_page_holds_sections_tables_and_an_svg_and_escapes_what_a_file_says(
     assert "<code>kernel_0&lt;int&gt;</code>" in page and "kernel_2" not in page
     assert '<svg id="picture-figure"' in page and "<title>A line &amp; more</title>" in page
     head = page[page.index("<svg") :].split("<title>")[0]
-    assert 'role="img" viewBox="0 0 ' in head and "width" not in head and "height" not in head, "it scales"
+    assert 'role="img" viewBox="0 0 ' in head and "width" not in head and "height" not in head, (
+        "it scales"
+    )
     assert page == report.html(), "the same report gives the same page"
 
 
@@ -65,7 +81,11 @@ def test_files_are_written_and_named(report, tmp_path):
     assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((folder / "content.json").read_text()) == {"schema": "x/1"}
     rows = list(csv.reader((folder / "all.csv").open()))
-    assert rows[0] == ["kernel", "calls", "ms"] and len(rows) == 6 and rows[2] == ["kernel_1<int>", "1", str(1 / 3)]
+    assert (
+        rows[0] == ["kernel", "calls", "ms"]
+        and len(rows) == 6
+        and rows[2] == ["kernel_1<int>", "1", str(1 / 3)]
+    )
 
 
 def test_a_folder_or_a_name_that_cannot_be_written_is_refused(tmp_path):

@@ -8,19 +8,31 @@ import pytest
 
 def test_utilization_is_a_share_of_the_data_sheets_peak_even_beside_a_measured_gemm():
     ceilings = {"flops_per_second": 50e12}
-    run = records.record(device__name="NVIDIA H200", flops_per_second=6.7e12, ceilings=ceilings, settings={})
+    run = records.record(
+        device__name="NVIDIA H200", flops_per_second=6.7e12, ceilings=ceilings, settings={}
+    )
     run["training"] |= {"first_step": 1, "world_size": 1, "parallel": None}
-    assert run_facts.mfu(run) == pytest.approx(10) and run_facts.of_measured_gemm(run) == pytest.approx(13.4)
+    assert run_facts.mfu(run) == pytest.approx(10) and run_facts.of_measured_gemm(
+        run
+    ) == pytest.approx(13.4)
     text = run_facts.summary(run)
-    assert "  MFU          10.0% of 67 TFLOP/s (data sheet); 13.4% of measured GEMM (50 TFLOP/s)" in text
+    assert (
+        "  MFU          10.0% of 67 TFLOP/s (data sheet); 13.4% of measured GEMM (50 TFLOP/s)"
+        in text
+    )
     run["settings"] = {"fp8": True}
     assert "(data sheet); 0.3% of 1,979 TFLOP/s in FP8; 13.4%" in run_facts.summary(run)
-    assert run_facts.mfu(records.record(device__name="NVIDIA H200", precision__tf32=True)) == pytest.approx(100 * 25e3 / 495e12)
+    assert run_facts.mfu(
+        records.record(device__name="NVIDIA H200", precision__tf32=True)
+    ) == pytest.approx(100 * 25e3 / 495e12)
 
 
 def test_a_summary_fits_a_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    run = records.record(device__name="AMD EPYC 9754 128-Core Processor, as a cloud names it", flops_per_second=12.3e9)
+    run = records.record(
+        device__name="AMD EPYC 9754 128-Core Processor, as a cloud names it",
+        flops_per_second=12.3e9,
+    )
     run["training"] |= {"num_steps": 5, "first_step": 3, "world_size": 1, "parallel": None}
     text = run_facts.summary(run)
     assert max(map(len, text.splitlines())) <= 100 and ", 12.3 GFLOP/s\n" in text

@@ -1,4 +1,6 @@
-"""Numbers, times and tables: readable for a person, no wider than a terminal, and safe in Markdown and CSV."""
+"""Numbers, times and tables: readable for a person, no wider than a terminal, and safe in Markdown
+and CSV.
+"""
 
 import csv
 import io
@@ -8,14 +10,24 @@ from tracepage.show import run_facts, tables
 import pytest
 
 
-@pytest.mark.parametrize("value, text", [
-    (None, ""), ("a", "a"), (1234567, "1,234,567"), (999.7, "1,000"), (1.2345, "1.23"), (0.0012345, "0.00123"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (None, ""),
+        ("a", "a"),
+        (1234567, "1,234,567"),
+        (999.7, "1,000"),
+        (1.2345, "1.23"),
+        (0.0012345, "0.00123"),
+    ],
+)
 def test_a_number_has_three_significant_digits(value, text):
     assert tables.format_number(value) == text
 
 
-@pytest.mark.parametrize("ms, text", [(0.0123, "12.3 us"), (1, "1 ms"), (999.4, "999 ms"), (83_400, "83.4 s")])
+@pytest.mark.parametrize(
+    "ms, text", [(0.0123, "12.3 us"), (1, "1 ms"), (999.4, "999 ms"), (83_400, "83.4 s")]
+)
 def test_a_time_is_shown_in_the_unit_of_its_size(ms, text):
     assert tables.format_time(ms) == text
 
@@ -36,18 +48,35 @@ def test_a_wide_table_loses_the_least_columns_and_names_them():
     text = tables.text(header, rows, least=["number of things 3"], elsewhere="all.csv")
     assert all(len(line) <= 120 for line in text.splitlines())
     first, long, short, note = text.splitlines()
-    assert "number of things 3" not in first and first.endswith("last") and "number of things 0" in first
+    assert (
+        "number of things 3" not in first
+        and first.endswith("last")
+        and "number of things 0" in first
+    )
     assert long.startswith("xxxxx") and "..." in long and short.startswith("short ")
-    assert note.startswith("columns left out: number of things 3, number of things ") and note.endswith("(all.csv has all)")
+    assert note.startswith(
+        "columns left out: number of things 3, number of things "
+    ) and note.endswith("(all.csv has all)")
     assert tables.text(["a", "b"], [["x", 1], ["yy", 1000.0]]) == "a       b\nx       1\nyy  1,000"
 
 
 def test_markup_is_escaped_in_cells_and_where_markdown_sees_no_code():
-    lines = tables.markdown(["a|b", "n", "kernel"], [["<b>|", 1.5, "f<int>|"]], code=["kernel"]).splitlines()
-    assert lines == ["| a\\|b | n | kernel |", "| --- | ---: | --- |", "| &lt;b>\\| | 1.5 | `f<int>\\|` |"]
+    lines = tables.markdown(
+        ["a|b", "n", "kernel"], [["<b>|", 1.5, "f<int>|"]], code=["kernel"]
+    ).splitlines()
+    assert lines == [
+        "| a\\|b | n | kernel |",
+        "| --- | ---: | --- |",
+        "| &lt;b>\\| | 1.5 | `f<int>\\|` |",
+    ]
     assert not any("<b>" in tables.markdown_text(text) for text in ("`a\n\n<b>`", "`a`<b>", "<b>"))
 
 
 def test_csv_holds_numbers_in_full():
     text = tables.csv_text(["a", "b"], [["x,y", -0.1234567], ["plain", None], ["z", 1e9]])
-    assert list(csv.reader(io.StringIO(text))) == [["a", "b"], ["x,y", "-0.1234567"], ["plain", ""], ["z", "1000000000.0"]]
+    assert list(csv.reader(io.StringIO(text))) == [
+        ["a", "b"],
+        ["x,y", "-0.1234567"],
+        ["plain", ""],
+        ["z", "1000000000.0"],
+    ]

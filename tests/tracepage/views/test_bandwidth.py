@@ -1,4 +1,6 @@
-"""Memory traffic: bytes from counters or from shapes, against the measured bandwidth; what cannot say it is refused."""
+"""Memory traffic: bytes from counters or from shapes, against the measured bandwidth; what cannot
+say it is refused.
+"""
 
 import csv
 import math
@@ -26,8 +28,10 @@ WRITTEN = {"WRREQ_sum": sum(WRITES.values()), "WRREQ_64B_sum": WRITES[64]}
 REQUESTS = {"RDREQ_sum": sum(READS.values()), "RDREQ_32B_sum": READS[32]} | WRITTEN
 BY_SIZE = {f"RDREQ_{size}B_sum": count for size, count in READS.items()} | WRITTEN
 DEVICES = {
-    "gfx942": {f"TCC_EA0_{name}": count for name, count in REQUESTS.items()} | {"TCC_BUBBLE_sum": READS[128]},
-    "gfx950": {f"TCC_EA0_{name}": count for name, count in (REQUESTS | BY_SIZE).items()} | {"TCC_BUBBLE_sum": 99},
+    "gfx942": {f"TCC_EA0_{name}": count for name, count in REQUESTS.items()}
+    | {"TCC_BUBBLE_sum": READS[128]},
+    "gfx950": {f"TCC_EA0_{name}": count for name, count in (REQUESTS | BY_SIZE).items()}
+    | {"TCC_BUBBLE_sum": 99},
     "gfx90a": {f"TCC_EA_{name}": count for name, count in REQUESTS.items()},
 }
 
@@ -37,7 +41,9 @@ def write_pmc(folder: Path, counters: dict[str, float]) -> Path:
     values = ",".join(map(str, counters.values()))
     header = f"Dispatch_ID,GPU_ID,Kernel_Name,Start_Timestamp,End_Timestamp,{','.join(counters)}"
     path = folder / "pmc_perf.csv"
-    path.write_text("\n".join([header, f"0,4,k,1000,3000,{values}", f"1,4,k,9000,12000,{values}"]) + "\n")
+    path.write_text(
+        "\n".join([header, f"0,4,k,1000,3000,{values}", f"1,4,k,9000,12000,{values}"]) + "\n"
+    )
     return path
 
 
@@ -48,7 +54,8 @@ def table(traffic: bandwidth.Traffic) -> list[dict]:
 @pytest.mark.parametrize("device", DEVICES)
 def test_requests_times_their_size_are_the_bytes_and_a_missing_counter_is_named(tmp_path, device):
     traffic = bandwidth.read(write_pmc(tmp_path, DEVICES[device]))
-    expected = MOVED if device != "gfx90a" else MOVED - 64 * READS[128]  # there all that are not small have 64 bytes
+    # there all that are not small have 64 bytes
+    expected = MOVED if device != "gfx90a" else MOVED - 64 * READS[128]
     assert traffic.bytes_are == bandwidth.MEASURED
     assert traffic.rows == [bandwidth.KernelTraffic("k", 2, pytest.approx(5e-6), 2 * expected)]
     counter = next(name for name in DEVICES[device] if "WRREQ_64B" in name)
@@ -59,7 +66,9 @@ def test_requests_times_their_size_are_the_bytes_and_a_missing_counter_is_named(
 
 def test_ncu_counts_memory_and_l2_and_launches_without_a_count_are_named():
     traffic = bandwidth.read(FIXTURES / "ncu_raw.csv")  # its third launch has n/a
-    assert [(row.calls, row.bytes) for row in traffic.rows if row.name == "gemm_kernel"] == [(1, 1024.5e6)]
+    assert [(row.calls, row.bytes) for row in traffic.rows if row.name == "gemm_kernel"] == [
+        (1, 1024.5e6)
+    ]
     assert "left out, 1 of 3 launches: their bytes were not counted" in traffic.notes
     assert table(traffic)[0]["GB/s"] == pytest.approx(1024.5 / 1.5)
 
@@ -73,7 +82,10 @@ def test_counted_flops_and_bytes_stand_under_the_measured_roof(execute, tmp_path
     for n, row in points.items():
         assert float(row["GFLOP"]) == pytest.approx(4194304 * (16 * int(n) + 8) / 1e9)
         assert float(row["MB"]) == pytest.approx(4194304 * 64 / 1e6, rel=1e-3)
-        assert row["side"] == ("compute" if int(n) >= 64 else "memory") and 85 < float(row["% of bound"]) < 108
+        assert (
+            row["side"] == ("compute" if int(n) >= 64 else "memory")
+            and 85 < float(row["% of bound"]) < 108
+        )
 
 
 def test_bytes_of_a_gpu_step_by_its_shapes():
@@ -89,12 +101,17 @@ def test_bytes_of_a_gpu_step_by_its_shapes():
     assert any(note.startswith(f"left out, {share:.1f} %") for note in traffic.notes)
 
 
-def test_counters_come_before_shapes_unless_one_is_missing_and_the_profile_gives_the_ceilings(tmp_path):
+def test_counters_come_before_shapes_unless_one_is_missing_and_the_profile_gives_the_ceilings(
+    tmp_path,
+):
     shutil.copy(H100, tmp_path / "profile_1.json")
     path = write_pmc(tmp_path, DEVICES["gfx942"])
     traffic = bandwidth.read(tmp_path)
     assert traffic.bytes_are == bandwidth.MEASURED and traffic.path == path
-    assert traffic.ceilings["bytes_per_second"] == read_json(H100)["run"]["ceilings"]["bytes_per_second"]
+    assert (
+        traffic.ceilings["bytes_per_second"]
+        == read_json(H100)["run"]["ceilings"]["bytes_per_second"]
+    )
     write_pmc(tmp_path, {"TCC_EA0_RDREQ_sum": 1})
     traffic = bandwidth.read(tmp_path)
     assert traffic.bytes_are == bandwidth.MINIMUM and traffic.path == tmp_path / "profile_1.json"
@@ -111,7 +128,9 @@ def test_without_a_measured_bandwidth_there_are_no_percentages(tmp_path):
 
 
 def test_rows_of_three_kernels_with_known_bounds():
-    """At 0.2 GB/s and 1 GFLOP/s: the first is bound by its FLOPs, the second by its bytes, at 95 % of the bandwidth."""
+    """At 0.2 GB/s and 1 GFLOP/s: the first is bound by its FLOPs, the second by its bytes, at 95 %
+    of the bandwidth.
+    """
     timed = (("slow", 1, 4.0, 1e8, 2e9), ("fast", 1, 1.0, 1.9e8, 1e8), ("not counted", 1, 4.0, 1e8))
     rows = [bandwidth.KernelTraffic(*row) for row in timed]
     traffic = bandwidth.Traffic(rows, bandwidth.MEASURED, Path("p"), CEILINGS, "a copy", [], None)
@@ -130,5 +149,10 @@ def test_the_bandwidth_that_a_step_needs():
     """8 TFLOP that move 3.6 GB: 2,222 FLOP/byte; the GEMM's 1 TFLOP/s then needs 0.45 GB/s."""
     ceilings = CEILINGS | {"flops_per_second": 1e12, "bytes_per_second": 1e12}
     said = dict(bandwidth.demand(8e12, 3.6e9, 12e-3, ceilings))
-    assert said["bytes a step"].startswith("at least 3,600 MB") and said["needed"].startswith("0.45 GB/s")
-    assert said["intensity"] == "2,222 FLOP/byte of these operators; ridge point 1, so FLOPs bind before bytes"
+    assert said["bytes a step"].startswith("at least 3,600 MB") and said["needed"].startswith(
+        "0.45 GB/s"
+    )
+    assert (
+        said["intensity"]
+        == "2,222 FLOP/byte of these operators; ridge point 1, so FLOPs bind before bytes"
+    )

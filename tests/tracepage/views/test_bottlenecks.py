@@ -21,7 +21,9 @@ TOKENS = BATCH * LENGTH
 def analyze(tmp_path, monkeypatch):
     """What the script does, in tmp_path; gives the printed text."""
     monkeypatch.chdir(tmp_path)
-    return lambda profile, report="bottlenecks_v1.md": bottlenecks.analyze(Path(profile), Path(report), "v1")
+    return lambda profile, report="bottlenecks_v1.md": bottlenecks.analyze(
+        Path(profile), Path(report), "v1"
+    )
 
 
 @contextlib.contextmanager
@@ -39,32 +41,50 @@ def by_name(step):
 # ------------------------------------------------------------------------------------------------------ report and bounds
 
 
-def test_operator_timing_adds_up_to_the_step_and_targets_are_bounded_by_amdahls_law(analyze, cpu_profile, tmp_path):
+def test_operator_timing_adds_up_to_the_step_and_targets_are_bounded_by_amdahls_law(
+    analyze, cpu_profile, tmp_path
+):
     analyze(cpu_profile)
     with (tmp_path / "bottleneck_analysis/operator_timing.csv").open() as file:
         rows = list(csv.DictReader(file))
     step = bottlenecks.read_step(cpu_profile)
-    assert sum(float(row["us_per_step"]) for row in rows) + step.outside_us == pytest.approx(step.us)
+    assert sum(float(row["us_per_step"]) for row in rows) + step.outside_us == pytest.approx(
+        step.us
+    )
     assert sum(float(row["percent_of_step"]) for row in rows) < 100
     product = next(row for row in rows if row["operator"] == "aten::mm")
     calls, us = float(product["calls_per_step"]), float(product["us_per_step"])
     rate = float(product["flops_per_call"]) * calls / us * 1e6
     assert float(product["flops_per_second"]) == pytest.approx(rate)
     if product["bound_by"] == "compute":
-        assert float(product["percent_of_ceiling"]) == pytest.approx(100 * rate / CEILINGS["flops_per_second"])
+        assert float(product["percent_of_ceiling"]) == pytest.approx(
+            100 * rate / CEILINGS["flops_per_second"]
+        )
 
     content = json.loads((tmp_path / "bottleneck_analysis/optimization_targets.json").read_text())
     assert content["schema"] == "tiny-llama-targets/1"
     *bounded, last = content["targets"]
-    assert [target["name"] for target in content["targets"] if target["bound"] is None] == [last["name"]] == ["mixed precision"]
+    assert (
+        [target["name"] for target in content["targets"] if target["bound"] is None]
+        == [last["name"]]
+        == ["mixed precision"]
+    )
     assert {target["name"] for target in bounded} == {
-        "QKV fusion", "SwiGLU fusion", "flash attention", "elementwise fusion", "fused optimizer",
-    }  # fmt: skip
+        "QKV fusion",
+        "SwiGLU fusion",
+        "flash attention",
+        "elementwise fusion",
+        "fused optimizer",
+    }
     for target in bounded:
         assert 0 <= target["floor_us"] <= target["time_us"] < content["step_us"]
-        assert target["share"] == pytest.approx((target["time_us"] - target["floor_us"]) / content["step_us"])
+        assert target["share"] == pytest.approx(
+            (target["time_us"] - target["floor_us"]) / content["step_us"]
+        )
         assert target["bound"] == pytest.approx(1 / (1 - target["share"]))
-    assert [target["bound"] for target in bounded] == sorted((target["bound"] for target in bounded), reverse=True)
+    assert [target["bound"] for target in bounded] == sorted(
+        (target["bound"] for target in bounded), reverse=True
+    )
 
 
 def test_the_overhead_at_the_calls_is_that_of_the_step(cpu_profile):
@@ -72,33 +92,55 @@ def test_the_overhead_at_the_calls_is_that_of_the_step(cpu_profile):
     working = [row for row in step.rows if row.works]  # the overhead of the others is theirs
     spans = {row.span for row in working}
     elsewhere = sum(row.us for row in step.rows if row.span not in spans)
-    assert sum(row.us + row.calls * step.overhead(row.span) for row in working) + elsewhere == pytest.approx(step.us)
+    assert sum(
+        row.us + row.calls * step.overhead(row.span) for row in working
+    ) + elsewhere == pytest.approx(step.us)
 
 
 def test_targets_concern_the_calls_that_the_model_makes(cpu_profile):
     step, layers = bottlenecks.read_step(cpu_profile), CONFIG.num_layers
     found, mlp = by_name(step), [row for row in step.rows if row.works and row.span == "mlp"]
-    assert (found["QKV fusion"]["calls"], found["QKV fusion"]["fused_calls"]) == (9 * layers, 3 * layers)
+    assert (found["QKV fusion"]["calls"], found["QKV fusion"]["fused_calls"]) == (
+        9 * layers,
+        3 * layers,
+    )
     assert found["flash attention"]["fused_calls"] == 2 * layers
-    assert "aten::bmm" in found["flash attention"]["operators"] and "aten::mm" not in found["flash attention"]["operators"]
+    assert (
+        "aten::bmm" in found["flash attention"]["operators"]
+        and "aten::mm" not in found["flash attention"]["operators"]
+    )
     assert found["elementwise fusion"]["fused_calls"] == 2 * layers + 2 * (2 * layers + 1)
-    assert {"aten::cat", "aten::rsqrt", "aten::add"} <= set(found["elementwise fusion"]["operators"])
+    assert {"aten::cat", "aten::rsqrt", "aten::add"} <= set(
+        found["elementwise fusion"]["operators"]
+    )
     assert "aten::silu" in found["SwiGLU fusion"]["operators"]
-    assert found["SwiGLU fusion"]["calls"] == sum(row.calls * (2 / 3 if row.name == "aten::mm" else 1) for row in mlp)
+    assert found["SwiGLU fusion"]["calls"] == sum(
+        row.calls * (2 / 3 if row.name == "aten::mm" else 1) for row in mlp
+    )
     assert found["mixed precision"]["calls"] == 3 * (1 + 9 * layers)
 
 
 def test_the_fused_forms_move_and_compute_what_they_must(cpu_trace, tmp_path):
-    """Bytes and FLOPs of each, from how its floor grows where one ceiling alone counts; by hand at B S = t, fp32.
+    """Bytes and FLOPs of each, from how its floor grows where one ceiling alone counts; by hand at
+    B S = t, fp32.
 
-    A launch of a second makes every floor the time of today; without any limit the overhead is left.
+    A launch of a second makes every floor the time of today; without any limit the overhead is
+    left.
     """
     floors, rates = {}, {"bytes": {"bytes_per_second": 1e12}, "flops": {"flops_per_second": 1e12}}
     for what, ceiling in {"neither": {}, "launch": {"operation_seconds": 1.0}, **rates}.items():
-        alone = {"flops_per_second": 1e18, "bytes_per_second": 1e18, "operation_seconds": 0.0} | ceiling
+        alone = {
+            "flops_per_second": 1e18,
+            "bytes_per_second": 1e18,
+            "operation_seconds": 0.0,
+        } | ceiling
         write_profile(tmp_path / "profile_1.json", cpu_trace, ceilings=CEILINGS | alone)
         found = by_name(step := bottlenecks.read_step(tmp_path / "profile_1.json"))
-        floors[what] = {name: target["floor_us"] for name, target in found.items() if target["floor_us"] is not None}
+        floors[what] = {
+            name: target["floor_us"]
+            for name, target in found.items()
+            if target["floor_us"] is not None
+        }
     t, d, f, layers = TOKENS, CONFIG.hidden_size, CONFIG.intermediate_size, CONFIG.num_layers
     kv, pairs = CONFIG.head_dim * CONFIG.num_key_value_heads, BATCH * LENGTH * (LENGTH + 1) // 2
 
@@ -110,11 +152,16 @@ def test_the_fused_forms_move_and_compute_what_they_must(cpu_trace, tmp_path):
         "QKV fusion": (qkv_bytes, qkv),
         "SwiGLU fusion": (gate_up_bytes + layers * 4 * t * f * 8, gate_up),
         "flash attention": (3 * layers * 4 * t * 2 * (d + kv), 14 * layers * pairs * d),
-        "elementwise fusion": (2 * layers * 4 * t * 2 * (d + kv) + 4 * t * d * (5 + 16 * layers), 0),
+        "elementwise fusion": (
+            2 * layers * 4 * t * 2 * (d + kv) + 4 * t * d * (5 + 16 * layers),
+            0,
+        ),
         "fused optimizer": (28 * 1000, 0),  # of the record's parameters
     }
     for name, (moved, computed) in expected.items():
-        grown = [(floors[what][name] - floors["neither"][name]) * 1e6 for what in ("bytes", "flops")]
+        grown = [
+            (floors[what][name] - floors["neither"][name]) * 1e6 for what in ("bytes", "flops")
+        ]
         assert grown[0] == pytest.approx(moved, rel=1e-3), name
         assert grown[1] == pytest.approx(computed, rel=1e-3, abs=1), name
     assert floors["launch"] == {name: found[name]["time_us"] for name in floors["launch"]}
@@ -124,10 +171,13 @@ def test_the_fused_forms_move_and_compute_what_they_must(cpu_trace, tmp_path):
 def test_without_ceilings_nothing_is_classed_and_it_says_what_to_do(analyze, cpu_trace, tmp_path):
     write_profile(tmp_path / "profile_1.json", cpu_trace, ceilings=None)
     analyze(".")
-    (report,) = (tmp_path / "bottleneck_analysis").glob("bottlenecks_*.md")  # a terminal may be too narrow for all columns
+    # a terminal may be too narrow for all columns
+    (report,) = (tmp_path / "bottleneck_analysis").glob("bottlenecks_*.md")
     assert "not classed" in report.read_text() and "--measure-peak" in report.read_text()
     content = json.loads((tmp_path / "bottleneck_analysis/optimization_targets.json").read_text())
-    assert content["targets"] and all(target["bound"] is target["floor_us"] is None for target in content["targets"])
+    assert content["targets"] and all(
+        target["bound"] is target["floor_us"] is None for target in content["targets"]
+    )
 
 
 def test_a_profile_of_attention_alone_gives_shares_of_attention(analyze, cpu_trace, tmp_path):
@@ -135,20 +185,36 @@ def test_a_profile_of_attention_alone_gives_shares_of_attention(analyze, cpu_tra
     text = analyze("profile_1.json")
     assert "shares are of attention" in text and "outside operators (Python" not in text
     step = bottlenecks.read_step(tmp_path / "profile_1.json")
-    assert {row.span for row in step.rows} == {"attention"} and sum(row.us for row in step.rows) == step.us
-    assert set(by_name(step)) == {"QKV fusion", "flash attention", "elementwise fusion", "mixed precision"}
+    assert {row.span for row in step.rows} == {"attention"} and sum(
+        row.us for row in step.rows
+    ) == step.us
+    assert set(by_name(step)) == {
+        "QKV fusion",
+        "flash attention",
+        "elementwise fusion",
+        "mixed precision",
+    }
 
 
 def test_on_a_gpu_time_is_the_kernels_and_the_rest_is_idle(gpu_profile):
     step = bottlenecks.read_step(gpu_profile)
     assert step.us == (125 + 60) / 2 and step.outside_us == step.us - 159 / 2
-    assert ["GPU idle", step.outside_us, pytest.approx(100 * step.outside_us / step.us)] in bottlenecks.by_limit(step)
+    assert [
+        "GPU idle",
+        step.outside_us,
+        pytest.approx(100 * step.outside_us / step.us),
+    ] in bottlenecks.by_limit(step)
     launch = by_name(step)["launch overhead"]
     assert launch["bound"] == pytest.approx(185 / 159) and launch["floor_us"] == 0
     products = [row for row in step.rows if row.name == "aten::mm"]
-    floors = (row.calls * (row.bytes / 2 / CEILINGS["bytes_per_second"] * 1e6 + step.overhead(row.span)) for row in products)
+    floors = (
+        row.calls * (row.bytes / 2 / CEILINGS["bytes_per_second"] * 1e6 + step.overhead(row.span))
+        for row in products
+    )
     assert by_name(step)["mixed precision"]["floor_us"] == pytest.approx(sum(floors))
-    assert all(row.us > 0 for row in step.rows), "an operator without kernels takes no time on a GPU"
+    assert all(row.us > 0 for row in step.rows), (
+        "an operator without kernels takes no time on a GPU"
+    )
 
     with changed(gpu_profile) as content:
         content["device_busy_us"] = 2 * sum(content["step_us"])
@@ -158,14 +224,22 @@ def test_on_a_gpu_time_is_the_kernels_and_the_rest_is_idle(gpu_profile):
 
 def test_collectives_are_a_limit_and_no_target_and_kernels_that_overlap_are_said_to(tmp_path):
     trace = rank_trace(0)
-    trace["traceEvents"] += [event("cpu_op", "record_param_comms", *times) for times in ((2.95, 4.95), (5.95, 7.05))]
+    trace["traceEvents"] += [
+        event("cpu_op", "record_param_comms", *times) for times in ((2.95, 4.95), (5.95, 7.05))
+    ]
     (tmp_path / "trace_1.json").write_text(json.dumps(trace))
-    write_profile(tmp_path / "profile_1.json", tmp_path / "trace_1.json", device__name="NVIDIA H100 80GB HBM3")
+    write_profile(
+        tmp_path / "profile_1.json", tmp_path / "trace_1.json", device__name="NVIDIA H100 80GB HBM3"
+    )
     step = bottlenecks.read_step(tmp_path / "profile_1.json")
     assert ["communication", 80, 40] in bottlenecks.by_limit(step)
-    assert not any("record_param_comms" in target["operators"] for target in bottlenecks.targets(step))
+    assert not any(
+        "record_param_comms" in target["operators"] for target in bottlenecks.targets(step)
+    )
     assert "left out: collectives, 0.08 ms a step" in bandwidth.from_profile(step.profile)[1]
-    assert "133 % of the time in which the GPU is busy" in bottlenecks.overlap(133, 100)[0] and not bottlenecks.overlap(101, 100)
+    assert "133 % of the time in which the GPU is busy" in bottlenecks.overlap(133, 100)[
+        0
+    ] and not bottlenecks.overlap(101, 100)
 
 
 # -------------------------------------------------------------------------------------------------------------- bad input

@@ -1,4 +1,6 @@
-"""FLOP counts beside the time of a run: what is written is read again, and what is damaged is named."""
+"""FLOP counts beside the time of a run: what is written is read again, and what is damaged is
+named.
+"""
 
 import csv
 import json
@@ -14,8 +16,14 @@ from tracepage.views import flop_counts
 import pytest
 
 COUNTED = {"FlopCounterMode": {"forward": 300, "backward": 600}}
-H200 = {"kind": "cuda", "name": "NVIDIA H200", "memory_mib": 143771.0, "multiprocessors": 132}  # 67 TFLOP/s in fp32
-CEILINGS = {"flops_per_second": 1e12, "bytes_per_second": 1e12, "operation_seconds": 1e-6, "precision": "fp32"}
+# 67 TFLOP/s in fp32
+H200 = {"kind": "cuda", "name": "NVIDIA H200", "memory_mib": 143771.0, "multiprocessors": 132}
+CEILINGS = {
+    "flops_per_second": 1e12,
+    "bytes_per_second": 1e12,
+    "operation_seconds": 1e-6,
+    "precision": "fp32",
+}
 
 
 @pytest.fixture
@@ -32,7 +40,9 @@ def test_the_first_row_is_the_causal_formula_and_both_files_hold_the_counts(writ
     assert cells[flop_counts.REFERENCE]["step GFLOP"] == needed / 1e9
     counter = cells["FlopCounterMode"]
     assert counter["step GFLOP"] == 900 / 1e9 and counter["of reference"] == 900 / needed
-    assert counter["TFLOP/s"] == pytest.approx(900 / 12e-3 / 1e12) and counter["% of measured GEMM"] == pytest.approx(7.5e-6)
+    assert counter["TFLOP/s"] == pytest.approx(900 / 12e-3 / 1e12) and counter[
+        "% of measured GEMM"
+    ] == pytest.approx(7.5e-6)
     assert counter["% of peak"] == pytest.approx(7.5e-6 / 67)
 
     assert [path.name for path in written] == ["flops_profile.json", "mfu_analysis.csv"]
@@ -43,14 +53,23 @@ def test_the_first_row_is_the_causal_formula_and_both_files_hold_the_counts(writ
 
 
 def test_bytes_and_the_bandwidth_that_they_need_stand_beside_the_counts(written, tmp_path):
-    """A product of 8 TFLOP that moves 3.6 GB: 2,222 FLOP/byte; the GEMM's 1 TFLOP/s then needs 0.45 GB/s."""
+    """A product of 8 TFLOP that moves 3.6 GB: 2,222 FLOP/byte; the GEMM's 1 TFLOP/s then needs 0.45
+    GB/s.
+    """
     assert "FLOP/byte" not in flop_counts.report(flop_counts.read(written[0])).terminal()
     with pytest.raises(UsageError, match="holds no bytes: count again"):
         flop_counts.intensity(flop_counts.read(written[0]))
-    sides = {"input_shapes": "[[10000, 40000], [40000, 10000]]", "input_types": '["float", "float"]'}
+    sides = {
+        "input_shapes": "[[10000, 40000], [40000, 10000]]",
+        "input_types": '["float", "float"]',
+    }
     path = tmp_path / "profile_1.json"
     for attention_only in (True, False):
-        path.write_text(json.dumps(profile(record(), [{"name": "aten::mm", **sides}], attention_only=attention_only)))
+        path.write_text(
+            json.dumps(
+                profile(record(), [{"name": "aten::mm", **sides}], attention_only=attention_only)
+            )
+        )
         flop_counters.add_work(written[0], path)
         assert ("work" in flop_counts.read(written[0])) is not attention_only
     shown = flop_counts.report(flop_counts.read(written[0])).terminal()

@@ -1,4 +1,6 @@
-"""Kernel reduction: what was taken out of a profile is what is found to be gone, sums agree, and only like is compared."""
+"""Kernel reduction: what was taken out of a profile is what is found to be gone, sums agree, and
+only like is compared.
+"""
 
 import copy
 import csv
@@ -23,7 +25,9 @@ FMHA = "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::Attentio
 
 def calls(found, label="name"):
     rows = found.by(label)
-    return dict(zip(rows[label], zip(rows.calls_before, rows.calls_after, strict=True), strict=True))
+    return dict(
+        zip(rows[label], zip(rows.calls_before, rows.calls_after, strict=True), strict=True)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +37,27 @@ def h100():
 
 @pytest.fixture
 def fused(h100, tmp_path):
-    """Version 1 on an H100, with a fused attention kernel (4 a step, 10 us each) in place of its softmax and masks."""
+    """Version 1 on an H100, with a fused attention kernel (4 a step, 10 us each) in place of its
+    softmax and masks.
+    """
     profile = copy.deepcopy(h100)
     profile["run"]["version"] = "v2"
-    masks = ("masked_fill_kernel", "softmax_warp_forward<float, float, float, 7", "softmax_warp_backward<float, float, float, 7")
-    profile["kernels"] = [row for row in profile["kernels"] if not any(part in row["name"] for part in masks)]
+    masks = (
+        "masked_fill_kernel",
+        "softmax_warp_forward<float, float, float, 7",
+        "softmax_warp_backward<float, float, float, 7",
+    )
+    profile["kernels"] = [
+        row for row in profile["kernels"] if not any(part in row["name"] for part in masks)
+    ]
     steps = profile["profiled_steps"]
-    added = {"name": FMHA, "span": "attention", "phase": "forward", "calls": 4 * steps, "device_us": 40.0 * steps}
+    added = {
+        "name": FMHA,
+        "span": "attention",
+        "phase": "forward",
+        "calls": 4 * steps,
+        "device_us": 40.0 * steps,
+    }
     profile["kernels"].append(added)
     write_json(tmp_path / "profile_fused.json", profile)
     return tmp_path / "profile_fused.json"
@@ -61,12 +79,16 @@ def test_what_was_taken_out_is_gone_what_was_put_in_is_new_and_kinds_and_spans_t
     }
     assert short_name(names.name.iloc[0]) == masks, "the largest change in calls comes first"
     assert list(names.us_after[names.name == FMHA]) == [pytest.approx(40)]
-    assert found.what == "kernels per step" and list(found.launches[["calls_before", "calls_after"]].sum()) == [569, 557]
+    assert found.what == "kernels per step" and list(
+        found.launches[["calls_before", "calls_after"]].sum()
+    ) == [569, 557]
     for rows in (found.by("span"), found.by("kind"), names):
         assert rows.us_after.sum() == pytest.approx(found.launches.us_after.sum())
-    assert {span: after - before for span, (before, after) in calls(found, "span").items() if after != before} == {
-        "attention": -12
-    }
+    assert {
+        span: after - before
+        for span, (before, after) in calls(found, "span").items()
+        if after != before
+    } == {"attention": -12}
 
 
 def test_on_a_cpu_operator_calls_that_work_are_counted(tmp_path, cpu_trace):
@@ -77,18 +99,30 @@ def test_on_a_cpu_operator_calls_that_work_are_counted(tmp_path, cpu_trace):
     counted = calls(found)
     # 2 layers: q k^T and its product with v, and two gradients of each
     assert found.counted == "operator calls" and counted["aten::bmm"] == (12, 0)
-    assert all(before == after for span, (before, after) in calls(found, "span").items() if span != "attention")
+    assert all(
+        before == after
+        for span, (before, after) in calls(found, "span").items()
+        if span != "attention"
+    )
     assert not {"aten::view", "aten::empty", "autograd engine"} & set(counted)
 
 
 @pytest.mark.slow
 def test_versions_are_compared_as_documented(run_script, tmp_path):
     for folder, where in ((V1, "before"), (V2, "after")):
-        run_script(folder / "run_pytorch_profiler.py", *TINY, "--num-steps", 3, "--profile-dir", where, "--generate-report")
+        run_script(
+            folder / "run_pytorch_profiler.py",
+            *TINY,
+            "--num-steps",
+            3,
+            "--profile-dir",
+            where,
+            "--generate-report",
+        )
         assert (tmp_path / where / "report.md").read_text().startswith("# Profiles\n\n## profile_")
     found = compare(tmp_path / "before", tmp_path / "after")
-    # A layer has the linear layers q, k, v, o, gate, up and down, or qkv, o, gate-up and down; each is three products
-    # (forward, gradients of input and weight), and so is the head.
+    # A layer has the linear layers q, k, v, o, gate, up and down, or qkv, o, gate-up and down; each
+    # is three products (forward, gradients of input and weight), and so is the head.
     assert calls(found)["aten::mm"] == (2 * 7 * 3 + 3, 2 * 4 * 3 + 3)
     assert calls(found, "kind")["attention"] == (0, 2 * 2)
 
@@ -100,7 +134,12 @@ def test_traces_without_profiles_are_compared_by_span_and_name(tmp_path):
         (tmp_path / f"trace_{name}.json").write_text(json.dumps(trace))
     found = compare(tmp_path / "trace_before.json", tmp_path / "trace_after.json")
     assert calls(found, "span")["residual"] == (0.5, 0) and UNKNOWN in found.notes
-    assert calls(found) == {"gemm": (1.5, 1.5), "add": (0.5, 0), "Memset (Device)": (0.5, 0.5), "foreach": (0.5, 0.5)}
+    assert calls(found) == {
+        "gemm": (1.5, 1.5),
+        "add": (0.5, 0),
+        "Memset (Device)": (0.5, 0.5),
+        "foreach": (0.5, 0.5),
+    }
 
 
 def test_sources_without_steps_give_totals_and_say_so(tmp_path):
@@ -108,7 +147,10 @@ def test_sources_without_steps_give_totals_and_say_so(tmp_path):
     (tmp_path / "out_kernel_stats.csv").write_text(stats)
     found = compare(FIXTURES / "new_kernel_trace.csv", tmp_path / "out_kernel_stats.csv")
     assert found.what == "kernels in the whole file" and TOTALS in found.notes
-    assert calls(found) == {"void scale<float>(float*, float, int)": (2, 1), "__amd_rocclr_copyBuffer": (1, 0)}
+    assert calls(found) == {
+        "void scale<float>(float*, float, int)": (2, 1),
+        "__amd_rocclr_copyBuffer": (1, 0),
+    }
 
 
 def test_what_cannot_be_compared_is_refused(refused, tmp_path, h100, cpu_trace):
@@ -118,11 +160,23 @@ def test_what_cannot_be_compared_is_refused(refused, tmp_path, h100, cpu_trace):
     write_profile(tmp_path / "cpu.json", cpu_trace)
     differ = "differ in more than the version: .*"
     for before, after, message in (
-        (H100, tmp_path / "device.json", rf"{differ}device name \(NVIDIA H100.* and AMD Instinct MI300X\)"),
+        (
+            H100,
+            tmp_path / "device.json",
+            rf"{differ}device name \(NVIDIA H100.* and AMD Instinct MI300X\)",
+        ),
         (H100, tmp_path / "attention.json", rf"{differ}attention only \(False and True\)"),
-        (tmp_path / "cpu.json", H100, "counts operator calls and .* kernels: profile both on the same device"),
+        (
+            tmp_path / "cpu.json",
+            H100,
+            "counts operator calls and .* kernels: profile both on the same device",
+        ),
         (H100, H100, "was given twice"),
-        (H100, FIXTURES / "new_kernel_trace.csv", "only one of the two counts per step, .*new_kernel_trace.csv does not"),
+        (
+            H100,
+            FIXTURES / "new_kernel_trace.csv",
+            "only one of the two counts per step, .*new_kernel_trace.csv does not",
+        ),
     ):
         with pytest.raises(UsageError, match=message):
             compare(before, after)
@@ -133,5 +187,7 @@ def test_the_csv_has_all_names_in_full(execute, tmp_path, fused):
     execute(SCRIPT, "--baseline", H100, "--fused", fused, "--top", 2)
     with (tmp_path / "kernel_reduction/kernel_reduction.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert sum(float(row["calls_after"]) - float(row["calls_before"]) for row in rows) == pytest.approx(-12)
+    assert sum(
+        float(row["calls_after"]) - float(row["calls_before"]) for row in rows
+    ) == pytest.approx(-12)
     assert any(row["name"] == FMHA for row in rows)

@@ -1,4 +1,6 @@
-"""Kernel launches: totals by name, gaps between kernels, short launches, and the script that reports them."""
+"""Kernel launches: totals by name, gaps between kernels, short launches, and the script that
+reports them.
+"""
 
 import csv
 import re
@@ -13,11 +15,26 @@ import pytest
 SCRIPT = ROOT / "version2_pytorch_fused" / "analyze_kernel_launches.py"
 
 
-@pytest.mark.parametrize("rows, window, busy, idle", [
-    (LAUNCHES, 21001, 17000, 4001),  # the first two overlap by 1000 ns
-    ([("long", 0, 100), ("inside", 10, 20), ("inside", 50, 10), ("after", 150, 10)], 160, 110, 50),
-    ([("first", 0, 100), ("next", 101, 99), ("last", 202, 98), ("later", 303, 97)], 400, 397, 3),  # after 1, 2 and 3 ns
-], ids=["an overlap", "beside a longer one", "below the error of the clock"])  # fmt: skip
+@pytest.mark.parametrize(
+    "rows, window, busy, idle",
+    [
+        (LAUNCHES, 21001, 17000, 4001),  # the first two overlap by 1000 ns
+        (
+            [("long", 0, 100), ("inside", 10, 20), ("inside", 50, 10), ("after", 150, 10)],
+            160,
+            110,
+            50,
+        ),
+        # after 1, 2 and 3 ns
+        (
+            [("first", 0, 100), ("next", 101, 99), ("last", 202, 98), ("later", 303, 97)],
+            400,
+            397,
+            3,
+        ),
+    ],
+    ids=["an overlap", "beside a longer one", "below the error of the clock"],
+)
 def test_gaps_are_where_no_kernel_runs(tmp_path, rows, window, busy, idle):
     found = launches.gaps(load_kernels.load(write_database(tmp_path / "results.db", rows)))
     assert (found.window_ns, found.busy_ns, list(found.idle_ns)) == (window, busy, [idle])
@@ -39,18 +56,25 @@ def facts(output: str) -> dict[str, str]:
 
 def test_script_reports_a_kernel_trace(tmp_path, execute):
     put(tmp_path / "results.csv_kernel_trace.csv", TRACE)
-    shown = execute(SCRIPT, "--trace-file", "results.csv", "--csv-out", "tables/launches.csv", "--top", 1).out
+    shown = execute(
+        SCRIPT, "--trace-file", "results.csv", "--csv-out", "tables/launches.csv", "--top", 1
+    ).out
     found = facts(shown)
     assert found["source"] == "rocprofv3-kernel-trace, results.csv_kernel_trace.csv"
     assert found["note"].startswith("there is no results.csv: took results.csv_kernel_trace.csv")
     assert found["launches"] == "3; kernel 2, memcpy 1" and found["total time"] == "18 us"
-    assert found["busy"].startswith("80.9 % of 21 us") and "gaps: 1, median 4 us, longest 4 us" in found["busy"]
+    assert (
+        found["busy"].startswith("80.9 % of 21 us")
+        and "gaps: 1, median 4 us, longest 4 us" in found["busy"]
+    )
     assert found["under 10 us"].startswith("2: 66.7 % of them, 27.8 % of the time")
     assert "Kernels that take longest, 1 of 2" in shown and COPY in shown
     assert found["of no known kind"] == "28 % of the time, most of it in scale<float>"
     with (tmp_path / "tables/launches.csv").open(newline="") as file:
         rows = [(row["name"], row["calls"], row["total_ns"]) for row in csv.DictReader(file)]
-    assert rows == [(COPY, "1", "13000.0"), (SCALE, "2", "5000.0")], "all kernels, with their full names"
+    assert rows == [(COPY, "1", "13000.0"), (SCALE, "2", "5000.0")], (
+        "all kernels, with their full names"
+    )
 
 
 def test_a_missing_file_is_one_line(refused):

@@ -1,4 +1,6 @@
-"""Memory over the profiled steps: the areas are the allocator's total, and the table is what is alive at the peak."""
+"""Memory over the profiled steps: the areas are the allocator's total, and the table is what is
+alive at the peak.
+"""
 
 from dataclasses import replace
 
@@ -14,10 +16,15 @@ MIB = 2**20
 
 def trace(*events: tuple, device: str = "gpu") -> chrome_trace.Trace:
     """Of events (bytes, address, total, span, phase), 1 ms apart."""
-    rows = [(1000.0 * i, size, address, total, device, *place) for i, (size, address, total, *place) in enumerate(events)]
+    rows = [
+        (1000.0 * i, size, address, total, device, *place)
+        for i, (size, address, total, *place) in enumerate(events)
+    ]
     empty = pandas.DataFrame()
     steps = pandas.DataFrame([(0.0, 1000.0 * len(events))], columns=chrome_trace.STEP_COLUMNS)
-    return chrome_trace.Trace(empty, empty, pandas.DataFrame(rows, columns=chrome_trace.MEMORY_COLUMNS), steps)
+    return chrome_trace.Trace(
+        empty, empty, pandas.DataFrame(rows, columns=chrome_trace.MEMORY_COLUMNS), steps
+    )
 
 
 GPU = trace(
@@ -32,21 +39,34 @@ GPU = trace(
 
 def test_the_peak_has_the_allocations_that_are_alive_and_the_areas_add_up_to_the_total():
     host = trace((99 * MIB, 1, 99 * MIB, "mlp", "forward"), device="cpu")
-    peak, rows = memory_timeline.at_peak(replace(GPU, memory=pandas.concat([host.memory, GPU.memory])))
+    peak, rows = memory_timeline.at_peak(
+        replace(GPU, memory=pandas.concat([host.memory, GPU.memory]))
+    )
     assert peak == 19 * MIB and sum(size for *_, size in rows) == peak
     assert rows == [
-        (memory_timeline.EARLIER, "", 10 * MIB), ("attention", "forward", 4 * MIB), ("mlp", "backward", 3 * MIB),
+        (memory_timeline.EARLIER, "", 10 * MIB),
+        ("attention", "forward", 4 * MIB),
+        ("mlp", "backward", 3 * MIB),
         ("mlp", "forward", 2 * MIB),
-    ]  # fmt: skip
+    ]
 
-    last = {memory_timeline.EARLIER: 5 * MIB, "forward": 4 * MIB, "backward": 3 * MIB, "optimizer": MIB, "other": 0}
+    last = {
+        memory_timeline.EARLIER: 5 * MIB,
+        "forward": 4 * MIB,
+        "backward": 3 * MIB,
+        "optimizer": MIB,
+        "other": 0,
+    }
     assert memory_timeline._alive(GPU)[1][-1] == last
 
     (axes,) = memory_timeline.figure(GPU).axes
     tops = [area.get_paths()[0].vertices[:, 1].max() for area in axes.collections]
     assert max(tops) == pytest.approx(19) and [area.get_label() for area in axes.collections] == [
-        memory_timeline.EARLIER, "forward", "backward", "optimizer",
-    ]  # fmt: skip
+        memory_timeline.EARLIER,
+        "forward",
+        "backward",
+        "optimizer",
+    ]
 
 
 def test_of_many_events_the_peak_is_still_drawn():
@@ -60,4 +80,7 @@ def test_the_section_names_the_peak(cpu_trace):
     loaded, report = chrome_trace.load(cpu_trace), Report("")
     memory_timeline.add_peak(report, loaded)
     peak = loaded.memory.total_bytes.max() / MIB
-    assert f"Alive at the peak of {peak:.3g} MiB" in report.terminal() and "starts at zero" in report.terminal()
+    assert (
+        f"Alive at the peak of {peak:.3g} MiB" in report.terminal()
+        and "starts at zero" in report.terminal()
+    )

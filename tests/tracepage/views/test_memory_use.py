@@ -34,7 +34,10 @@ def test_the_reserved_memory_that_is_not_allocated(changes, expected):
 def test_measured_ceilings_are_named_as_a_holder_of_the_pool():
     path = ROOT / "results/h100/v1_medium_bf16_profile.json.gz"
     text = memory_use.reserved(step_profile.read(path)["run"])
-    assert text == "11,820 MiB, of which 374 MiB (3.17 %) not allocated; measuring the ceilings left some of it"
+    assert (
+        text
+        == "11,820 MiB, of which 374 MiB (3.17 %) not allocated; measuring the ceilings left some of it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,9 @@ def test_savings_are_shown_where_the_formulas_hold(settings, operators, has_savi
 
 
 def test_the_saving_by_flash_attention_is_the_measured_one():
-    """Version 2 in float32 lowers Version 1's peak by the scores, and its other fusions keep the same tensors."""
+    """Version 2 in float32 lowers Version 1's peak by the scores, and its other fusions keep the
+    same tensors.
+    """
     names = ("compare_medium_fp32_v1", "compare_medium_fp32_v2")
     before, after = (run_record.read_timed(ROOT / f"results/h200/{name}.json") for name in names)
     report = Report("")

@@ -1,4 +1,6 @@
-"""The timeline of a page: tracks, steps and numbers of known traces, and what a trace of another program may hold."""
+"""The timeline of a page: tracks, steps and numbers of known traces, and what a trace of another
+program may hold.
+"""
 
 import json
 
@@ -7,28 +9,51 @@ from tracepage.views import timeline
 
 
 def events(found: dict, track: str) -> list[tuple]:
-    """Start and duration in us, name, group, the other number in us, and the details, of each event of a track."""
+    """Start and duration in us, name, group, the other number in us, and the details, of each event
+    of a track.
+    """
     [numbers] = [each["events"] for each in found["tracks"] if each["name"] == track]
     rows, start = [], 0
-    for delta, duration, name, group, detail, beside in zip(*(numbers[i::6] for i in range(6)), strict=True):
+    for delta, duration, name, group, detail, beside in zip(
+        *(numbers[i::6] for i in range(6)), strict=True
+    ):
         start += delta
         detail = dict(found["details"][detail])
-        rows.append((start / 1e3, duration / 1e3, found["names"][name], found["groups"][group], beside / 1e3, detail))
+        rows.append(
+            (
+                start / 1e3,
+                duration / 1e3,
+                found["names"][name],
+                found["groups"][group],
+                beside / 1e3,
+                detail,
+            )
+        )
     return rows
 
 
 def test_kernels_have_their_stream_span_and_delay(gpu_profile):
     found = timeline.of_trace(chrome_trace.load(gpu_profile.with_name("trace_2.json")))
     assert [track["name"] for track in found["tracks"]] == [
-        "host, thread 1", "host, thread 2 (backward)", "GPU, stream 7", "GPU, stream 8",
-    ]  # fmt: skip
+        "host, thread 1",
+        "host, thread 2 (backward)",
+        "GPU, stream 7",
+        "GPU, stream 8",
+    ]
     kernels = events(found, "GPU, stream 7")
     assert [row[:5] for row in kernels] == [
-        (20, 30, "gemm", "attention", 6), (50, 5, "add", "residual", 17), (60, 30, "gemm", "attention", 6),
-        (100, 30, "foreach", "optimizer", 15), (131, 59, "gemm", "mlp", 19),
-    ]  # fmt: skip
+        (20, 30, "gemm", "attention", 6),
+        (50, 5, "add", "residual", 17),
+        (60, 30, "gemm", "attention", 6),
+        (100, 30, "foreach", "optimizer", 15),
+        (131, 59, "gemm", "mlp", 19),
+    ]
     detail = kernels[0][5]
-    assert (detail["operator"], detail["shapes"], detail["phase"]) == ("aten::mm", "[[4, 8], [8, 8]]", "forward")
+    assert (detail["operator"], detail["shapes"], detail["phase"]) == (
+        "aten::mm",
+        "[[4, 8], [8, 8]]",
+        "forward",
+    )
     assert [name for name, *_ in found["steps"]] == ["step 1", "step 2"] and found["left_out"] == 0
 
 
@@ -37,9 +62,17 @@ def test_the_longest_events_and_all_kernels_are_kept(monkeypatch, gpu_profile):
     trace = chrome_trace.load(gpu_profile.with_name("trace_2.json"))
     found = timeline.of_trace(trace)
     names = [found["names"][name] for track in found["tracks"] for name in track["events"][2::6]]
-    assert len(names) == 8 and {"gemm", "foreach"} <= set(names) and "ProfilerStep#0" in names and found["left_out"] == 24 + 6 - 8
+    assert (
+        len(names) == 8
+        and {"gemm", "foreach"} <= set(names)
+        and "ProfilerStep#0" in names
+        and found["left_out"] == 24 + 6 - 8
+    )
     monkeypatch.setattr(timeline, "EVENTS", 6)
-    assert [track["name"] for track in timeline.of_trace(trace)["tracks"]] == ["GPU, stream 7", "GPU, stream 8"]
+    assert [track["name"] for track in timeline.of_trace(trace)["tracks"]] == [
+        "GPU, stream 7",
+        "GPU, stream 8",
+    ]
 
 
 def test_a_cpu_has_self_times(cpu_trace):
@@ -52,21 +85,38 @@ def test_a_cpu_has_self_times(cpu_trace):
 
 
 def test_a_trace_of_another_program(tmp_path):
-    """Begin and end make an event, threads have their names, times may be text, what never began is left out."""
+    """Begin and end make an event, threads have their names, times may be text, what never began is
+    left out.
+    """
     place = {"pid": 1, "tid": 2}
     content = [
         {"ph": "M", "name": "process_name", "pid": 3, "args": None},
         {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "server"}},
         {"ph": "M", "name": "thread_name", **place, "args": {"name": "main"}},
         {"ph": "B", "name": "request", "ts": 10, **place},
-        {"ph": "X", "name": "parse", "cat": "text", "ts": "12.0", "dur": "3", "args": {"bytes": 7}, **place},
+        {
+            "ph": "X",
+            "name": "parse",
+            "cat": "text",
+            "ts": "12.0",
+            "dur": "3",
+            "args": {"bytes": 7},
+            **place,
+        },
         {"ph": "E", "ts": 20, **place},
         {"ph": "E", "ts": 21, **place},
         {"ph": "s", "name": "arrow", "ts": 21, **place},
     ]
     (tmp_path / "other.json").write_text(json.dumps({"traceEvents": content}))
     found = events(timeline.of_events(tmp_path / "other.json")[0], "server, main")
-    assert [row[:4] for row in found] == [(0, 10, "request", "event"), (2, 3, "parse", "text")] and found[1][5] == {"bytes": "7"}
-    wrong = [{**content[4], field: value} for field, value in (("dur", []), ("ts", "soon"), ("dur", -1))]
+    assert [row[:4] for row in found] == [
+        (0, 10, "request", "event"),
+        (2, 3, "parse", "text"),
+    ] and found[1][5] == {"bytes": "7"}
+    wrong = [
+        {**content[4], field: value} for field, value in (("dur", []), ("ts", "soon"), ("dur", -1))
+    ]
     (tmp_path / "other.json").write_text(json.dumps({"traceEvents": [*content[1:5], *wrong]}))
-    assert timeline.of_events(tmp_path / "other.json")[2] == 4, "three damaged events, and one without an end"
+    assert timeline.of_events(tmp_path / "other.json")[2] == 4, (
+        "three damaged events, and one without an end"
+    )

@@ -1,4 +1,6 @@
-"""What the kernels of Versions 3 and 4 refuse, called directly: bfloat16 in the interpreter, and shapes that no kernel takes."""
+"""What the kernels of Versions 3 and 4 refuse, called directly: bfloat16 in the interpreter, and
+shapes that no kernel takes.
+"""
 
 from types import SimpleNamespace
 
@@ -24,10 +26,16 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 @only_interpreted
-@pytest.mark.parametrize("kernel", [*kernels.KERNELS.values(), *FUSED.values(), short_attention.attend_backward])
+@pytest.mark.parametrize(
+    "kernel", [*kernels.KERNELS.values(), *FUSED.values(), short_attention.attend_backward]
+)
 def test_the_interpreter_refuses_bfloat16_in_a_direct_call(kernel):
     """Whichever argument has it; and whichever device: the check looks at none."""
-    for arguments in ([zeros(2, 4, dtype=torch.bfloat16)], [zeros(2, 4), torch.bfloat16], [zeros(2, 4), zeros(1).bfloat16()]):
+    for arguments in (
+        [zeros(2, 4, dtype=torch.bfloat16)],
+        [zeros(2, 4), torch.bfloat16],
+        [zeros(2, 4), zeros(1).bfloat16()],
+    ):
         with pytest.raises(UsageError, match="computes bfloat16 wrong"):
             kernel(*arguments)
 
@@ -35,7 +43,10 @@ def test_the_interpreter_refuses_bfloat16_in_a_direct_call(kernel):
 @only_interpreted
 def test_the_interpreter_refuses_autocast_to_bfloat16():
     x, weight = zeros(2, 4), zeros(4)
-    with torch.autocast(DEVICE.type, torch.bfloat16), pytest.raises(UsageError, match="computes bfloat16 wrong"):
+    with (
+        torch.autocast(DEVICE.type, torch.bfloat16),
+        pytest.raises(UsageError, match="computes bfloat16 wrong"),
+    ):
         kernels.KERNELS["rms_norm"](x, weight, 1e-5)
 
 
@@ -56,18 +67,37 @@ def test_rope_refuses_a_head_dimension_of_which_it_cannot_turn_all(size):
         kernels.KERNELS["apply_rope"](heads, heads, table, table)
 
 
-@pytest.mark.parametrize("name, shapes, message", [
-    ("rms_norm", [(3, 0), (0,)], "D at least 1"),
-    ("rms_norm", [(1, 70000), (70000,)], "at most 65536 .*, not 70000"),
-    ("add_rms_norm", [(2, 3, 8), (1, 3, 8), (8,)], "in the same shape"),
-    ("swiglu", [(4, 8), (1, 8)], r"one shape and type, not \[4, 8\] torch.float32 and \[1, 8\]"),
-    ("apply_rope", [(1, 2, 5, 8), (1, 2, 5, 8), (4, 8), (4, 8)], "tables hold 4 positions, not 5"),
-    ("apply_rope", [(1, 2, 5, 8), (1, 2, 3, 8), (9, 8), (9, 8)], "RoPE takes q and k alike"),
-    ("attention", [(1, 1, 4, 160)] * 3, "head dimensions to 128, not 160"),
-    ("attention", [(1, 4, 8, 16), (1, 3, 8, 16), (1, 3, 8, 16)], r"takes k and v alike but for fewer heads"),
-    ("linear_cross_entropy", [(2, 0, 8), (5, 8), (2, 0)], "there are none"),
-    ("linear_cross_entropy", [(1, 4, 8), (5, 8), (1, 3)], r"not \[\[1, 4, 8\], \[5, 8\], \[1, 3\]\]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, shapes, message",
+    [
+        ("rms_norm", [(3, 0), (0,)], "D at least 1"),
+        ("rms_norm", [(1, 70000), (70000,)], "at most 65536 .*, not 70000"),
+        ("add_rms_norm", [(2, 3, 8), (1, 3, 8), (8,)], "in the same shape"),
+        (
+            "swiglu",
+            [(4, 8), (1, 8)],
+            r"one shape and type, not \[4, 8\] torch.float32 and \[1, 8\]",
+        ),
+        (
+            "apply_rope",
+            [(1, 2, 5, 8), (1, 2, 5, 8), (4, 8), (4, 8)],
+            "tables hold 4 positions, not 5",
+        ),
+        ("apply_rope", [(1, 2, 5, 8), (1, 2, 3, 8), (9, 8), (9, 8)], "RoPE takes q and k alike"),
+        ("attention", [(1, 1, 4, 160)] * 3, "head dimensions to 128, not 160"),
+        (
+            "attention",
+            [(1, 4, 8, 16), (1, 3, 8, 16), (1, 3, 8, 16)],
+            r"takes k and v alike but for fewer heads",
+        ),
+        ("linear_cross_entropy", [(2, 0, 8), (5, 8), (2, 0)], "there are none"),
+        (
+            "linear_cross_entropy",
+            [(1, 4, 8), (5, 8), (1, 3)],
+            r"not \[\[1, 4, 8\], \[5, 8\], \[1, 3\]\]",
+        ),
+    ],
+)
 def test_shapes_that_no_kernel_takes_are_refused_in_one_line(name, shapes, message):
     tensors = [zeros(*shape) for shape in shapes]
     if name == "linear_cross_entropy":

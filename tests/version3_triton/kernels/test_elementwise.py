@@ -1,4 +1,6 @@
-"""The kernels of the norm, alone and with the residual addition, of RoPE and of SwiGLU, against float64."""
+"""The kernels of the norm, alone and with the residual addition, of RoPE and of SwiGLU, against
+float64.
+"""
 
 import importlib
 from collections.abc import Callable
@@ -28,7 +30,12 @@ def with_eps(operation: Callable) -> Callable:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 3), (2, 3, 37), (5, 256), (3, 1000), (130, 24)])
 def test_rms_norm(shape, dtype):
-    check(with_eps(rms_norm), with_eps(rmsnorm.rms_norm), [torch.randn(shape), 1 + torch.randn(shape[-1])], dtype)
+    check(
+        with_eps(rms_norm),
+        with_eps(rmsnorm.rms_norm),
+        [torch.randn(shape), 1 + torch.randn(shape[-1])],
+        dtype,
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -42,7 +49,9 @@ def test_add_rms_norm(shape, dtype):
 
 
 def test_add_rms_norm_of_two_types_and_one_result_unused():
-    """float16 from a product added to a float32 residual, as under autocast; the last sum of a model is not used."""
+    """float16 from a product added to a float32 residual, as under autocast; the last sum of a
+    model is not used.
+    """
     x, residual, weight = torch.randn(4, 40).half(), torch.randn(4, 40), torch.ones(40)
     inputs = [tensor.to(DEVICE) for tensor in (x, residual, weight)]
     total, y = add_rms_norm(*(tensor.requires_grad_() for tensor in inputs), 1e-5)
@@ -52,11 +61,16 @@ def test_add_rms_norm_of_two_types_and_one_result_unused():
     torch.testing.assert_close(inputs[0].grad, inputs[1].grad.half())
     sum_only = [tensor.detach().requires_grad_() for tensor in inputs]
     add_rms_norm(*sum_only, 1e-5)[0].sum().backward()
-    assert torch.equal(sum_only[1].grad, torch.ones_like(residual, device=DEVICE)) and sum_only[2].grad is None
+    assert (
+        torch.equal(sum_only[1].grad, torch.ones_like(residual, device=DEVICE))
+        and sum_only[2].grad is None
+    )
 
 
 @pytest.mark.parametrize("rows, parts", [(45, 4), (571, 70)])
-def test_more_tiles_than_programs_and_more_parts_than_the_sum_takes_at_once(monkeypatch, rows, parts):
+def test_more_tiles_than_programs_and_more_parts_than_the_sum_takes_at_once(
+    monkeypatch, rows, parts
+):
     module = importlib.import_module("version3_triton.kernels.rms_norm")
     monkeypatch.setattr(module, "tile", lambda kernel, size, device: Tile(8, 32, 1, parts))
     inputs = [torch.randn(rows, 24), torch.randn(24)]
@@ -75,14 +89,20 @@ def test_outputs_that_get_no_gradient():
         def backward(ctx, gradient: Tensor) -> None:
             return None
 
-    x, weight = torch.randn(2, 8, device=DEVICE, requires_grad=True), torch.ones(8, device=DEVICE, requires_grad=True)
+    x, weight = (
+        torch.randn(2, 8, device=DEVICE, requires_grad=True),
+        torch.ones(8, device=DEVICE, requires_grad=True),
+    )
     for outputs in ([rms_norm(x, weight, 1e-5)], add_rms_norm(x, x.detach(), weight, 1e-5)):
         (sum(Nothing.apply(output).sum() for output in outputs) + 0 * weight.sum()).backward()
     assert x.grad is None and not weight.grad.any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("heads, kv_heads, length, head_dim", [(4, 4, 1, 2), (4, 2, 33, 24), (3, 1, 64, 16), (2, 2, 7, 80)])
+@pytest.mark.parametrize(
+    "heads, kv_heads, length, head_dim",
+    [(4, 4, 1, 2), (4, 2, 33, 24), (3, 1, 64, 16), (2, 2, 7, 80)],
+)
 def test_rope(heads, kv_heads, length, head_dim, dtype):
     """q and k as they come from one fused product: strided views."""
     cos, sin = (table.to(DEVICE) for table in rope.rope_tables(head_dim, length + 3, 1e4))
@@ -90,12 +110,19 @@ def test_rope(heads, kv_heads, length, head_dim, dtype):
     def split(operation: Callable) -> Callable:
         def run(qkv):
             q, k = qkv.unflatten(-1, (-1, head_dim)).transpose(1, 2).split([heads, kv_heads], dim=1)
-            wide = (cos.to(qkv.dtype), sin.to(qkv.dtype)) if qkv.dtype == torch.float64 else (cos, sin)
+            wide = (
+                (cos.to(qkv.dtype), sin.to(qkv.dtype)) if qkv.dtype == torch.float64 else (cos, sin)
+            )
             return operation(q, k, *wide)
 
         return run
 
-    check(split(apply_rope), split(rope.apply_rope), [torch.randn(2, length, (heads + kv_heads) * head_dim)], dtype)
+    check(
+        split(apply_rope),
+        split(rope.apply_rope),
+        [torch.randn(2, length, (heads + kv_heads) * head_dim)],
+        dtype,
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -106,4 +133,9 @@ def test_swiglu(shape, dtype):
     def halves(operation: Callable) -> Callable:
         return lambda both: operation(*both.chunk(2, dim=-1))
 
-    check(halves(swiglu), halves(tiny_llama_v1.swiglu), [2 * torch.randn(*shape[:-1], 2 * shape[-1])], dtype)
+    check(
+        halves(swiglu),
+        halves(tiny_llama_v1.swiglu),
+        [2 * torch.randn(*shape[:-1], 2 * shape[-1])],
+        dtype,
+    )

@@ -19,10 +19,18 @@ pytestmark = runs_kernels
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("batch, heads, kv_heads, length, head_dim", [
-    (2, 2, 2, 2, 8), (1, 4, 2, 70, 16), (1, 2, 1, 129, 32), (2, 2, 1, 33, 80), (1, 2, 1, 100, 64), (1, 1, 1, 65, 96),
-    (1, 2, 2, 40, 128),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "batch, heads, kv_heads, length, head_dim",
+    [
+        (2, 2, 2, 2, 8),
+        (1, 4, 2, 70, 16),
+        (1, 2, 1, 129, 32),
+        (2, 2, 1, 33, 80),
+        (1, 2, 1, 100, 64),
+        (1, 1, 1, 65, 96),
+        (1, 2, 2, 40, 128),
+    ],
+)
 def test_attention(batch, heads, kv_heads, length, head_dim, dtype):
     q, k, v = (torch.randn(batch, n, length, head_dim) for n in (heads, kv_heads, kv_heads))
     check(attention, tiny_llama_v1.attention, [q, k, v], dtype)
@@ -34,7 +42,9 @@ def test_hooks_on_saved_tensors_may_change_their_strides():
     """As `torch.autograd.graph.save_on_cpu(pin_memory=True)` does."""
 
     def hooked(*parts: Tensor) -> Tensor:
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(memory_format=torch.contiguous_format), lambda x: x):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x: x.clone(memory_format=torch.contiguous_format), lambda x: x
+        ):
             return attention(*parts)
 
     inputs = [torch.randn(2, heads, 20, 16) for heads in (4, 2, 2)]
@@ -53,7 +63,9 @@ def tensors(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
     return tuple(torch.randn(shape, device=DEVICE) for shape in shapes)
 
 
-@pytest.mark.parametrize("shape, row", [((3, 3, 2, 16), 16), ((2, 2, 5, 16), 80), ((2, 4, 6, 16), 16)])
+@pytest.mark.parametrize(
+    "shape, row", [((3, 3, 2, 16), 16), ((2, 2, 5, 16), 80), ((2, 4, 6, 16), 16)]
+)
 def test_heads_and_offsets_that_a_launch_cannot_count_are_refused(monkeypatch, shape, row):
     """Each is too large in one way: heads, rows of an input, rows of the result."""
     module = importlib.import_module("version3_triton.kernels.flash_attention")

@@ -19,9 +19,15 @@ ALL_OFF = dict.fromkeys(tiny_llama_v3.SWITCHES, False)
 def test_flops_are_attentions_where_its_kernel_runs_and_nowhere_else(monkeypatch):
     ids = torch.zeros(2, 16, dtype=torch.long, device=DEVICE)
     product = 2 * 2 * 16 * 16 * CONFIG.hidden_size * CONFIG.num_layers
-    on, off = (models.build(tiny_llama_v3, ALL_OFF | {"triton-attention": value}) for value in (True, False))
+    on, off = (
+        models.build(tiny_llama_v3, ALL_OFF | {"triton-attention": value})
+        for value in (True, False)
+    )
     nothing = {"forward": 0, "backward": 0}
-    assert on.kernel_flops(ids) == {"forward": 2 * product, "backward": 7 * product} and off.kernel_flops(ids) == nothing
+    assert (
+        on.kernel_flops(ids) == {"forward": 2 * product, "backward": 7 * product}
+        and off.kernel_flops(ids) == nothing
+    )
     monkeypatch.setattr(kernels, "HAS_TRITON", False)
     assert on.kernel_flops(ids) == nothing
 
@@ -44,5 +50,9 @@ def test_the_attention_kernel_is_counted():
 @runs_kernels
 def test_the_loss_is_counted_where_it_computes():
     plain, own = counted(), counted("triton-loss")
-    gradients = 2 * 2 * 2 * 17 * CONFIG.hidden_size * CONFIG.vocab_size  # of x and of the weight, in the forward pass
-    assert own == {"forward": plain["forward"] + gradients, "backward": plain["backward"] - gradients}
+    # of x and of the weight, in the forward pass
+    gradients = 2 * 2 * 2 * 17 * CONFIG.hidden_size * CONFIG.vocab_size
+    assert own == {
+        "forward": plain["forward"] + gradients,
+        "backward": plain["backward"] - gradients,
+    }

@@ -25,7 +25,9 @@ def chunk_elements(monkeypatch) -> Callable[[int], None]:
 
 
 def losses(targets: Tensor) -> tuple[Callable, Callable]:
-    """The kernel and PyTorch's operations as functions of x and weight, in their type: the loss is float32 in every precision."""
+    """The kernel and PyTorch's operations as functions of x and weight, in their type: the loss is
+    float32 in every precision.
+    """
     return tuple(
         lambda x, weight, operation=operation: operation(x, weight, targets).to(x.dtype)
         for operation in (linear_cross_entropy, tiny_llama_v1.linear_cross_entropy)
@@ -37,7 +39,9 @@ def zeros(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens, vocabulary", [((1, 1), 2), ((3, 17), 101), ((2, 8), 1000), ((1, 3), 9000)])
+@pytest.mark.parametrize(
+    "tokens, vocabulary", [((1, 1), 2), ((3, 17), 101), ((2, 8), 1000), ((1, 3), 9000)]
+)
 def test_linear_cross_entropy(tokens, vocabulary, dtype):
     targets = torch.randint(vocabulary, tokens, device=DEVICE)
     check(*losses(targets), [torch.randn(*tokens, 24), torch.randn(vocabulary, 24)], dtype)
@@ -52,7 +56,9 @@ def test_in_chunks(chunk_elements, dtype):
 
 @pytest.mark.parametrize("tokens", [16, 32], ids=["a chunk", "two chunks"])
 def test_a_sum_over_tokens_may_exceed_float16(chunk_elements, tokens):
-    """Autocast must not round it on its way: 7,936 for each of 16 tokens is 126,976, float16 ends at 65,504."""
+    """Autocast must not round it on its way: 7,936 for each of 16 tokens is 126,976, float16 ends
+    at 65,504.
+    """
     chunk_elements(16 * 32)
     x = torch.full((1, tokens, 16), 8192.0, device=DEVICE)
     weight = torch.zeros(32, 16, device=DEVICE, requires_grad=True)
@@ -67,14 +73,19 @@ def test_a_sum_over_tokens_may_exceed_float16(chunk_elements, tokens):
 def test_confident_tokens_and_logits_with_an_offset_are_as_accurate_as_pytorchs(offset):
     batches = [confident(32, 64, 200, offset, seed) for seed in range(8)]
     ours, theirs, exact = (
-        stacked(results(losses(targets)[which], [x.to(dtype), weight.to(dtype)]) for x, weight, targets in batches)
+        stacked(
+            results(losses(targets)[which], [x.to(dtype), weight.to(dtype)])
+            for x, weight, targets in batches
+        )
         for which, dtype in ((0, torch.float32), (1, torch.float32), (1, torch.float64))
     )
     as_accurate(ours, theirs, exact, margin=2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("ignored", [[0], range(16, 20), range(1, 20)], ids=["the first", "a chunk", "all but the first"])
+@pytest.mark.parametrize(
+    "ignored", [[0], range(16, 20), range(1, 20)], ids=["the first", "a chunk", "all but the first"]
+)
 def test_ignored_tokens_do_not_count(chunk_elements, ignored, dtype):
     chunk_elements(31 * 16)  # chunks of 16 and 4 tokens
     targets = torch.randint(31, (1, 20), device=DEVICE)
@@ -85,17 +96,24 @@ def test_ignored_tokens_do_not_count(chunk_elements, ignored, dtype):
 def test_an_ignored_token_has_no_gradient_and_without_one_that_counts_the_loss_is_nan():
     targets = zeros(1, 4)
     targets[0, 1] = -100
-    x, weight = torch.randn(1, 4, 8, device=DEVICE, requires_grad=True), torch.randn(5, 8, device=DEVICE)
+    x, weight = (
+        torch.randn(1, 4, 8, device=DEVICE, requires_grad=True),
+        torch.randn(5, 8, device=DEVICE),
+    )
     linear_cross_entropy(x, weight, targets).backward()
     assert x.grad[0].any(1).tolist() == [True, False, True, True]
 
     targets = zeros(1, 4) - 100
     for operation in losses(targets):
-        loss, *gradients = results(operation, [torch.randn(1, 4, 8, device=DEVICE), torch.randn(5, 8, device=DEVICE)])
+        loss, *gradients = results(
+            operation, [torch.randn(1, 4, 8, device=DEVICE), torch.randn(5, 8, device=DEVICE)]
+        )
         assert loss.isnan() and not any(gradient.any() for gradient in gradients)
 
 
-@pytest.mark.skipif(DEVICE.type == "cuda", reason="needs the CPU: an assertion on a GPU ends the process")
+@pytest.mark.skipif(
+    DEVICE.type == "cuda", reason="needs the CPU: an assertion on a GPU ends the process"
+)
 @pytest.mark.parametrize("target", [-1, -99, 5, 2**40])
 def test_other_targets_are_refused_as_by_pytorch(target):
     x, weight, targets = torch.randn(1, 4, 8), torch.randn(5, 8), zeros(1, 4)
@@ -106,14 +124,22 @@ def test_other_targets_are_refused_as_by_pytorch(target):
 
 
 def test_the_mean_comes_last_in_float16():
-    """An unlikely token's probability of 2e-5 keeps nine bits; divided by the 32 tokens it would keep four."""
+    """An unlikely token's probability of 2e-5 keeps nine bits; divided by the 32 tokens it would
+    keep four.
+    """
     x = torch.tensor([11.25, 1.0], device=DEVICE).expand(1, 32, 2)
     # The head's rows of a likely token, of the target, and of unlikely ones.
     weight = torch.tensor([[1.0, 0.0], [0.0, 0.0]] + [[0.0, 0.5]] * 29, device=DEVICE)
     gradients = []
-    for operation, dtype in ((linear_cross_entropy, torch.float16), (tiny_llama_v1.linear_cross_entropy, torch.float64)):
+    for operation, dtype in (
+        (linear_cross_entropy, torch.float16),
+        (tiny_llama_v1.linear_cross_entropy, torch.float64),
+    ):
         leaves = [tensor.to(dtype).requires_grad_() for tensor in (x, weight)]
-        (operation(*leaves, torch.ones(1, 32, dtype=torch.long, device=DEVICE)) * 2.0**10).backward()
-        gradients.append([leaves[0].grad[..., 1], leaves[1].grad[2:]])  # where the unlikely ones alone contribute
+        (
+            operation(*leaves, torch.ones(1, 32, dtype=torch.long, device=DEVICE)) * 2.0**10
+        ).backward()
+        # where the unlikely ones alone contribute
+        gradients.append([leaves[0].grad[..., 1], leaves[1].grad[2:]])
     for got, right in zip(*gradients, strict=True):
         torch.testing.assert_close(got.double(), right, rtol=0.01, atol=0)

@@ -1,4 +1,6 @@
-"""PyTorch's operations in place of the kernels: those of Versions 1 and 2, in the precision that they promise."""
+"""PyTorch's operations in place of the kernels: those of Versions 1 and 2, in the precision that
+they promise.
+"""
 
 from tests.oracle import assert_close
 from version1_pytorch_baseline import tiny_llama_v1
@@ -9,14 +11,22 @@ import pytest
 import torch
 
 
-@pytest.mark.parametrize("module", [tiny_llama_v1, tiny_llama_v2, reference], ids=lambda module: module.__name__.split(".")[-1])
+@pytest.mark.parametrize(
+    "module",
+    [tiny_llama_v1, tiny_llama_v2, reference],
+    ids=lambda module: module.__name__.split(".")[-1],
+)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_activation_and_loss_equal_their_formulas(module, dtype) -> None:
     gate, up = torch.randn(3, 7) * 5, torch.randn(3, 7)
     wide = gate.double()
     assert_close(module.swiglu(gate, up), (wide / (1 + torch.exp(-wide)) * up.double()).float())
 
-    x, weight, targets = torch.randn(2, 3, 8, dtype=dtype), torch.randn(11, 8, dtype=dtype), torch.randint(11, (2, 3))
+    x, weight, targets = (
+        torch.randn(2, 3, 8, dtype=dtype),
+        torch.randn(11, 8, dtype=dtype),
+        torch.randint(11, (2, 3)),
+    )
     loss = module.linear_cross_entropy(x, weight, targets)
     assert loss.dtype == torch.promote_types(dtype, torch.float32)
     log_p = (x @ weight.T).double().log_softmax(dim=-1)

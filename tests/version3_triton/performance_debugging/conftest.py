@@ -1,4 +1,6 @@
-"""The stages of the performance-debugging exercise in this process: PyTorch's operations on a CPU, or the kernels on a GPU."""
+"""The stages of the performance-debugging exercise in this process: PyTorch's operations on a CPU,
+or the kernels on a GPU.
+"""
 
 import importlib
 from collections.abc import Callable
@@ -12,7 +14,19 @@ import pytest
 import torch
 
 FOLDER = ROOT / "version3_triton/exercises/performance_debugging"
-SMALL = (*TINY, "--num-kv-heads", "2", "--data", "synthetic", "--warmup-steps", "1", "--num-steps", "3", "--device", "cpu")
+SMALL = (
+    *TINY,
+    "--num-kv-heads",
+    "2",
+    "--data",
+    "synthetic",
+    "--warmup-steps",
+    "1",
+    "--num-steps",
+    "3",
+    "--device",
+    "cpu",
+)
 NAMES = {path.stem.split("_")[1]: path.stem for path in sorted(FOLDER.glob("v3_stage*.py"))}
 
 
@@ -22,7 +36,9 @@ def stage_of(name: str) -> stages.Stage:
 
 @pytest.fixture
 def train(tmp_path, monkeypatch) -> Callable[..., dict]:
-    """train("stage1", *flags): the record of a run on the CPU, or with gpu=True on the GPU, in a folder of its own."""
+    """train("stage1", *flags): the record of a run on the CPU, or with gpu=True on the GPU, in a
+    folder of its own.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(data, "markov", markov)
 
@@ -31,7 +47,14 @@ def train(tmp_path, monkeypatch) -> Callable[..., dict]:
             if not gpu:
                 patch.setattr(stages.kernels, "INTERPRETED", False)
             stage = stage_of(name)
-            assert stage.train(stage.options([*(() if gpu else SMALL), "--metrics-out", "metrics.json", *flags])) == 0
+            assert (
+                stage.train(
+                    stage.options(
+                        [*(() if gpu else SMALL), "--metrics-out", "metrics.json", *flags]
+                    )
+                )
+                == 0
+            )
         return read_json(tmp_path / "metrics.json")
 
     return train

@@ -1,4 +1,6 @@
-"""Handouts of the stages: they train with the stages' numbers, and their text does not tell the cause."""
+"""Handouts of the stages: they train with the stages' numbers, and their text does not tell the
+cause.
+"""
 
 import ast
 import io
@@ -15,7 +17,9 @@ import make_handouts
 import pytest
 
 LETTERS = list(make_handouts.STAGES)
-TELLING = re.compile(r"broken|slow|fake|optimi[sz]ed|fast|not_training|fixed|caveat|contiguous|synchroni[sz]|initiali[sz]")
+TELLING = re.compile(
+    r"broken|slow|fake|optimi[sz]ed|fast|not_training|fixed|caveat|contiguous|synchroni[sz]|initiali[sz]"
+)
 
 
 @pytest.fixture
@@ -31,20 +35,29 @@ def source_of(letter: str) -> Path:
 
 
 def test_no_name_and_no_line_of_a_handout_tells(folder):
-    assert sorted(path.name for path in folder.glob("stage_*")) == [f"stage_{letter}.py" for letter in "abcdef"]
+    assert sorted(path.name for path in folder.glob("stage_*")) == [
+        f"stage_{letter}.py" for letter in "abcdef"
+    ]
     for path in folder.glob("[sk]*_?.py"):
         text = path.read_text()
         told = TELLING.findall(text if path.stem.startswith("stage") else path.stem)
         assert not told, (path.name, told)
-        comments = [token for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.COMMENT]
+        comments = [
+            token
+            for token in tokenize.generate_tokens(io.StringIO(text).readline)
+            if token.type == tokenize.COMMENT
+        ]
         documented = [
-            node for node in ast.walk(ast.parse(text))
+            node
+            for node in ast.walk(ast.parse(text))
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node)
-        ]  # fmt: skip
+        ]
         assert not comments and not documented, path.name
     for letter in LETTERS:
         report = ast.get_docstring(ast.parse(source_of(letter).read_text()))
-        assert not set(report.splitlines()) & set((folder / f"stage_{letter}.py").read_text().splitlines()) - {""}
+        assert not set(report.splitlines()) & set(
+            (folder / f"stage_{letter}.py").read_text().splitlines()
+        ) - {""}
 
 
 @pytest.mark.parametrize("letter", LETTERS)
@@ -66,6 +79,8 @@ def test_a_handout_runs_alone_with_its_kernel(folder, run_script, monkeypatch):
     [letter] = [letter for letter in LETTERS if make_handouts.STAGES[letter] == 6]
     assert "norm_kernel" in (folder / f"stage_{letter}.py").read_text()
     sizes = ("--num-layers", "1", "--seq-len", "8", "--batch-size", "1", "--num-steps", "1")
-    run_script(folder / f"stage_{letter}.py", *SMALL, *sizes, "--skip-check", "--metrics-out", "run.json")
+    run_script(
+        folder / f"stage_{letter}.py", *SMALL, *sizes, "--skip-check", "--metrics-out", "run.json"
+    )
     record = read_json(folder.parent / "run.json")
     assert record["status"] == "completed" and record["stage"]["updated"] == 1

@@ -1,4 +1,6 @@
-"""The shell script that runs all stages: which runs it makes, with stand-ins for Python and rocprofv3, and a real one."""
+"""The shell script that runs all stages: which runs it makes, with stand-ins for Python and
+rocprofv3, and a real one.
+"""
 
 import json
 import subprocess
@@ -31,7 +33,9 @@ if "v3_stage4" in arguments[0]:
 
 @pytest.fixture
 def run_all(tmp_path) -> Callable[..., tuple[subprocess.CompletedProcess, list[list[str]]]]:
-    """run_all(*arguments, check=0, rocprof=False): how it ended, and the command lines that it gave to the tools."""
+    """run_all(*arguments, check=0, rocprof=False): how it ended, and the command lines that it gave
+    to the tools.
+    """
     (tmp_path / "python.py").write_text(PYTHON)
     machine = Machine(tmp_path)
     machine.command("python", f'"{sys.executable}" -IS "{tmp_path / "python.py"}" "$@"')
@@ -54,12 +58,22 @@ def test_every_stage_runs_with_and_without_its_fix(run_all):
     _, calls = run_all("--seed", "7", "--data", "synthetic")
     runs, common = trained(calls), ["--preset", "medium", "--num-layers", "4"]
     for call in runs:
-        assert call[call.index("--num-kv-heads") + 1 :][:5] == ["2", *common] and {"--use-amp", "--measure-peak"} < set(call)
+        assert call[call.index("--num-kv-heads") + 1 :][:5] == ["2", *common] and {
+            "--use-amp",
+            "--measure-peak",
+        } < set(call)
         assert "--time-phases" in call
-        assert [value(call, flag) for flag in ("--num-steps", "--seed", "--data")] == ["60", "7", "synthetic"]
+        assert [value(call, flag) for flag in ("--num-steps", "--seed", "--data")] == [
+            "60",
+            "7",
+            "synthetic",
+        ]
     written = [value(call, "--metrics-out") for call in runs]
     fixes = {f"./results/stage{number}_fixed_metrics.json" for number in (1, 2, 3, 4, 6)}
-    assert set(written) == fixes | {f"./results/stage{number}_metrics.json" for number in range(7)} and len(written) == 12
+    assert (
+        set(written) == fixes | {f"./results/stage{number}_metrics.json" for number in range(7)}
+        and len(written) == 12
+    )
     assert all(("--fixed" in call) == (value(call, "--metrics-out") in fixes) for call in runs)
     assert ["--skip-check" in call for call in runs[-2:]] == [True, False]  # stage 6, and fixed
     assert value(runs[-2], "--profile-dir") == "./results/stage6_profile"
@@ -74,7 +88,9 @@ def test_rocprofv3_takes_the_profile_where_there_is_one(run_all):
     [rocprof] = [call for call in calls if call[0] == "rocprofv3"]
     assert rocprof[rocprof.index("--") + 1 :] == profiled and profiled[-2:] == ["--num-steps", "5"]
     assert {"--kernel-trace", "--stats", "--truncate-kernels"} < set(rocprof)
-    assert value(rocprof, "--output-format") == "csv" and value(rocprof, "-d") == "here/stage5_profile"
+    assert (
+        value(rocprof, "--output-format") == "csv" and value(rocprof, "-d") == "here/stage5_profile"
+    )
     assert "--profile-dir" not in measured + profiled
     _, calls = run_all("--stages", "5", rocprof=True, DEVICE_FOUND="cpu")
     assert all(call[0] == "python" for call in calls)
@@ -83,12 +99,17 @@ def test_rocprofv3_takes_the_profile_where_there_is_one(run_all):
 def test_a_cpu_gets_a_small_model(run_all):
     _, calls = run_all("--stages", "1", DEVICE_FOUND="cpu")
     for call in trained(calls):
-        assert (value(call, "--num-kv-heads"), value(call, "--seq-len")) == ("2", "1024") and "--preset" not in call
+        assert (value(call, "--num-kv-heads"), value(call, "--seq-len")) == (
+            "2",
+            "1024",
+        ) and "--preset" not in call
 
 
 def test_a_failing_stage_is_named_and_the_rest_runs_but_not_after_wrong_input(run_all):
     done, calls = run_all(check=3, STAGE4="3")
-    assert "stage4 failed with exit code 3" in done.stderr and any("v3_stage5" in call[1] for call in calls)
+    assert "stage4 failed with exit code 3" in done.stderr and any(
+        "v3_stage5" in call[1] for call in calls
+    )
 
     done, calls = run_all(check=2, STAGE4="2")
     assert not any("v3_stage5" in call[1] for call in calls)
@@ -96,7 +117,11 @@ def test_a_failing_stage_is_named_and_the_rest_runs_but_not_after_wrong_input(ru
 
 def test_bad_input(run_all):
     done, calls = run_all("--stages", "1 x", check=2)
-    assert done.stderr.startswith("error: there is no stage 'x'") and done.stderr.count("\n") == 1 and not calls
+    assert (
+        done.stderr.startswith("error: there is no stage 'x'")
+        and done.stderr.count("\n") == 1
+        and not calls
+    )
 
 
 @pytest.mark.slow
@@ -107,9 +132,17 @@ def test_a_real_run(tmp_path):
     machine.run(RUN_ALL, *SMALL, "--num-steps", "6", seconds=3600, **environment)
     results = machine.folder / "results"
     for stage in range(7):
-        assert (results / f"stage{stage}_profile.csv").read_text().startswith("name,category,calls,")
-        assert json.loads((results / f"stage{stage}_metrics.json").read_text())["status"] == "completed"
+        assert (
+            (results / f"stage{stage}_profile.csv").read_text().startswith("name,category,calls,")
+        )
+        assert (
+            json.loads((results / f"stage{stage}_metrics.json").read_text())["status"]
+            == "completed"
+        )
     comparison = (results / "comparison.md").read_text()
     rows = [line.split("|")[1].strip() for line in comparison.splitlines() if line[:1] == "|"]
     assert rows[2] == "Version 1" and "5 optimized" in rows and len(rows) == 2 + 12
-    assert "13 of 14 parameters never get a gradient" in comparison and "the loss starts at" in comparison
+    assert (
+        "13 of 14 parameters never get a gradient" in comparison
+        and "the loss starts at" in comparison
+    )

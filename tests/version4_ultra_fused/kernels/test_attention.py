@@ -1,4 +1,6 @@
-"""Attention on packed q, k and v: its result and its gradient before RoPE, by each of its kernels, against float64."""
+"""Attention on packed q, k and v: its result and its gradient before RoPE, by each of its kernels,
+against float64.
+"""
 
 import sys
 from types import SimpleNamespace
@@ -17,7 +19,8 @@ from version4_ultra_fused.kernels import attention, reference, short_attention
 from version4_ultra_fused.kernels.attention import CausalAttention
 from version4_ultra_fused.kernels.reference import Rope
 
-SHAPES = [(2, 48, 4, 2, 32), (1, 128, 2, 2, 64), (3, 17, 4, 1, 24), (1, 1, 2, 1, 16)]  # B, S, H, K, Dh
+# B, S, H, K, Dh
+SHAPES = [(2, 48, 4, 2, 32), (1, 128, 2, 2, 64), (3, 17, 4, 1, 24), (1, 1, 2, 1, 16)]
 
 
 def switches(exact: bool = False, fa4: bool = False) -> dict[str, bool]:
@@ -25,7 +28,8 @@ def switches(exact: bool = False, fa4: bool = False) -> dict[str, bool]:
 
 
 def attend(shape, dtype: torch.dtype, **on: bool) -> tuple:
-    """The attention, its result, its gradient and the sum of that by q, k and v, for the same numbers in any dtype.
+    """The attention, its result, its gradient and the sum of that by q, k and v, for the same
+    numbers in any dtype.
 
     Beside the attention: whether that sum is its kernel's.
     """
@@ -35,7 +39,9 @@ def attend(shape, dtype: torch.dtype, **on: bool) -> tuple:
     qkv, dout = (torch.randn(*size, generator=generator).half().to(DEVICE, dtype) for size in sizes)
     wide = torch.float64 if dtype == torch.float64 else None
     cos, sin = (table.to(DEVICE, wide) for table in rope_tables(head_dim, length, 1e4))
-    found = CausalAttention(qkv, Rope(cos, sin, length), (heads, kv_heads, kv_heads), switches(**on))
+    found = CausalAttention(
+        qkv, Rope(cos, sin, length), (heads, kv_heads, kv_heads), switches(**on)
+    )
     gradient, dots = found.gradient(dout)
     before = reference.rotate(qkv, Rope(cos, -sin, length), (heads + kv_heads) * head_dim)
     products = (gradient.double() * before.double()).sum(1)  # of q, k and v before RoPE
@@ -44,28 +50,45 @@ def attend(shape, dtype: torch.dtype, **on: bool) -> tuple:
 
 @pytest.mark.parametrize(
     "shape, dtype, form",
-    [pytest.param(shape, torch.float16, form, marks=runs_kernels) for shape in SHAPES for form in ("short", "short, sums")]
+    [
+        pytest.param(shape, torch.float16, form, marks=runs_kernels)
+        for shape in SHAPES
+        for form in ("short", "short, sums")
+    ]
     + [pytest.param(shape, torch.float32, "version3", marks=runs_kernels) for shape in SHAPES[:3:2]]
     + [(SHAPES[0], torch.float32, "library")],
     ids=str,
 )
 def test_each_form_against_float64(monkeypatch, shape, dtype, form):
-    """The kernel for short sequences, which repeats; Version 3's where that does not reach; PyTorch's without kernels."""
+    """The kernel for short sequences, which repeats; Version 3's where that does not reach;
+    PyTorch's without kernels.
+    """
     if form == "library":
         monkeypatch.setattr(third_kernels, "INTERPRETED", False)
-    monkeypatch.setattr(short_attention, "largest", lambda epilogue, depth: 1 << 40 if form == "short, sums" else 0)
+    monkeypatch.setattr(
+        short_attention, "largest", lambda epilogue, depth: 1 << 40 if form == "short, sums" else 0
+    )
     (found, sums), *ours = attend(shape, dtype)
     short = form.startswith("short")
     assert sums == (form == "short, sums") and found.form == form.removesuffix(", sums")
-    compared = 2 if form == "short" else 3  # where no kernel adds up, `attend` does so itself, from rounded numbers
-    for got, right in zip(ours[:compared], attend(shape, torch.float64)[1 : 1 + compared], strict=True):
+    # where no kernel adds up, `attend` does so itself, from rounded numbers
+    compared = 2 if form == "short" else 3
+    for got, right in zip(
+        ours[:compared], attend(shape, torch.float64)[1 : 1 + compared], strict=True
+    ):
         assert got.shape == right.shape
-        assert (got.double() - right).abs().max() <= (2e-3 if short else 1e-5) * max(right.abs().max(), 1e-3)
-    assert not short or all(torch.equal(a, b) for a, b in zip(ours, attend(shape, dtype)[1:], strict=True))
+        assert (got.double() - right).abs().max() <= (2e-3 if short else 1e-5) * max(
+            right.abs().max(), 1e-3
+        )
+    assert not short or all(
+        torch.equal(a, b) for a, b in zip(ours, attend(shape, dtype)[1:], strict=True)
+    )
 
 
 @pytest.mark.parametrize("exact, deterministic", [(True, True), (False, False)])
-def test_only_exact_attention_keeps_pytorch_to_kernels_that_repeat(monkeypatch, exact, deterministic):
+def test_only_exact_attention_keeps_pytorch_to_kernels_that_repeat(
+    monkeypatch, exact, deterministic
+):
     seen = []
 
     def note(q, k, v):
@@ -85,15 +108,26 @@ def test_only_exact_attention_keeps_pytorch_to_kernels_that_repeat(monkeypatch, 
 EXACT, FA4, BOTH = switches(exact=True), switches(fa4=True), switches(exact=True, fa4=True)
 
 
-@pytest.mark.parametrize("length, head_dim, dtype, given, on_sm_90, elsewhere", [
-    (128, 64, torch.bfloat16, switches(), "short", "version3"), (128, 64, torch.float32, switches(), "version3", "version3"),
-    (128, 128, torch.bfloat16, switches(), "version3", "version3"), (256, 64, torch.bfloat16, switches(), "version3", "version3"),
-    (512, 64, torch.bfloat16, switches(), "library", "library"), (512, 64, torch.bfloat16, EXACT, "version3", "version3"),
-    (128, 136, torch.bfloat16, EXACT, "library", "library"), (16, 16, torch.float64, EXACT, "library", "library"),
-    (1024, 64, torch.bfloat16, FA4, "fa4", "fa4"), (1024, 64, torch.bfloat16, BOTH, "fa4", "fa4"),
-    (1023, 64, torch.bfloat16, FA4, "library", "library"), (1024, 64, torch.float32, FA4, "library", "library"),
-])  # fmt: skip
-def test_the_form_follows_the_shape_the_gpu_and_switches(monkeypatch, length, head_dim, dtype, given, on_sm_90, elsewhere):
+@pytest.mark.parametrize(
+    "length, head_dim, dtype, given, on_sm_90, elsewhere",
+    [
+        (128, 64, torch.bfloat16, switches(), "short", "version3"),
+        (128, 64, torch.float32, switches(), "version3", "version3"),
+        (128, 128, torch.bfloat16, switches(), "version3", "version3"),
+        (256, 64, torch.bfloat16, switches(), "version3", "version3"),
+        (512, 64, torch.bfloat16, switches(), "library", "library"),
+        (512, 64, torch.bfloat16, EXACT, "version3", "version3"),
+        (128, 136, torch.bfloat16, EXACT, "library", "library"),
+        (16, 16, torch.float64, EXACT, "library", "library"),
+        (1024, 64, torch.bfloat16, FA4, "fa4", "fa4"),
+        (1024, 64, torch.bfloat16, BOTH, "fa4", "fa4"),
+        (1023, 64, torch.bfloat16, FA4, "library", "library"),
+        (1024, 64, torch.float32, FA4, "library", "library"),
+    ],
+)
+def test_the_form_follows_the_shape_the_gpu_and_switches(
+    monkeypatch, length, head_dim, dtype, given, on_sm_90, elsewhere
+):
     monkeypatch.setattr(attention, "INTERPRETED", False)
     monkeypatch.setattr(attention, "missing", lambda device: None)
     for family, expected in (("sm_90", on_sm_90), ("sm_80", elsewhere), ("hip", elsewhere)):
@@ -101,21 +135,29 @@ def test_the_form_follows_the_shape_the_gpu_and_switches(monkeypatch, length, he
         q = torch.empty((), dtype=dtype, device=DEVICE)
         assert attention.form(q.expand(65535, 1, length, head_dim), given) == expected
         more = "fa4" if expected == "fa4" else "library"
-        assert attention.form(q.expand(32768, 2, length, head_dim), given) == more, "our grid has no more rows"
+        assert attention.form(q.expand(32768, 2, length, head_dim), given) == more, (
+            "our grid has no more rows"
+        )
 
 
 @runs_kernels
 @pytest.mark.parametrize("exact", [False, True])
 def test_flash_attention_4_against_float64(monkeypatch, exact):
-    """Where its package is missing, a module in its place computes the same with PyTorch, for tensors [B, S, H or K, Dh]."""
+    """Where its package is missing, a module in its place computes the same with PyTorch, for
+    tensors [B, S, H or K, Dh].
+    """
 
     def flash_attn_func(q, k, v, causal, deterministic):
         assert causal and deterministic == exact
-        return third_kernels.reference.attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2), None
+        return third_kernels.reference.attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(
+            1, 2
+        ), None
 
     if not attention.find_spec("flash_attn"):
         monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace())
-        monkeypatch.setitem(sys.modules, "flash_attn.cute", SimpleNamespace(flash_attn_func=flash_attn_func))
+        monkeypatch.setitem(
+            sys.modules, "flash_attn.cute", SimpleNamespace(flash_attn_func=flash_attn_func)
+        )
     shape = 1, attention.FA4, 2, 1, 64
     (found, _), *ours = attend(shape, torch.float16, fa4=True, exact=exact)
     assert found.form == "fa4"
@@ -125,14 +167,28 @@ def test_flash_attention_4_against_float64(monkeypatch, exact):
     assert not exact or all(torch.equal(a, b) for a, b in zip(ours, again, strict=False))
 
 
-@pytest.mark.parametrize("changes, reason", [
-    ({"device": "cpu"}, "needs a Hopper or Blackwell GPU"), ({"capability": (8, 0)}, "needs a Hopper or Blackwell GPU"),
-    ({"packages": ["flash_attn"]}, "pip install flash-attn-4"), ({"packages": []}, "pip install flash-attn-4"),
-    ({"use_amp": False}, "needs --use-amp"), ({"seq_len": 1023}, "--seq-len from 1024 on"),
-    ({"head_dim": 12}, "a head dimension of 8"), ({"head_dim": 136}, "a head dimension of 8"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"device": "cpu"}, "needs a Hopper or Blackwell GPU"),
+        ({"capability": (8, 0)}, "needs a Hopper or Blackwell GPU"),
+        ({"packages": ["flash_attn"]}, "pip install flash-attn-4"),
+        ({"packages": []}, "pip install flash-attn-4"),
+        ({"use_amp": False}, "needs --use-amp"),
+        ({"seq_len": 1023}, "--seq-len from 1024 on"),
+        ({"head_dim": 12}, "a head dimension of 8"),
+        ({"head_dim": 136}, "a head dimension of 8"),
+    ],
+    ids=str,
+)
 def test_flash_attention_4_is_refused_with_a_reason(monkeypatch, changes, reason):
-    given = {"device": "cuda", "capability": (9, 0), "use_amp": True, "seq_len": 1024, "head_dim": 64} | changes
+    given = {
+        "device": "cuda",
+        "capability": (9, 0),
+        "use_amp": True,
+        "seq_len": 1024,
+        "head_dim": 64,
+    } | changes
     packages = given.pop("packages", ["flash_attn", "flash_attn.cute"])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: given["capability"])
     monkeypatch.setattr(attention.devices, "select", torch.device)

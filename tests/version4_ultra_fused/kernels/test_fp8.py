@@ -24,7 +24,12 @@ from version4_ultra_fused.kernels.reference import Slot
 from version4_ultra_fused.memory.optimizer import MasterAdamW
 
 CONFIG = ModelConfig(
-    vocab_size=64, hidden_size=64, num_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96
+    vocab_size=64,
+    hidden_size=64,
+    num_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=96,
 )
 # The interpreter rounds FP8 wrong, so there the kernels write another format that clamps.
 FORMATS = [torch.float8_e4m3fn, torch.float8_e5m2] if DEVICE.type == "cuda" else [torch.float16]
@@ -44,24 +49,34 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
 @pytest.mark.parametrize("scale", [1e-2, 1e-6], ids=["fits", "clamped"])
 @pytest.mark.parametrize("tokens, columns", [(16, 48), (65, 130), (1, 2)])
 @pytest.mark.parametrize("name", ["quantize", "swiglu_quantized", "swiglu_backward_quantized"])
-def test_a_kernel_stores_what_pytorch_does_by_rows_and_transposed(name, tokens, columns, scale, dtype):
+def test_a_kernel_stores_what_pytorch_does_by_rows_and_transposed(
+    name, tokens, columns, scale, dtype
+):
     arguments = {
-        "quantize": (numbers(tokens, columns + 3)[:, :columns],),  # a view whose rows are not together
+        # a view whose rows are not together
+        "quantize": (numbers(tokens, columns + 3)[:, :columns],),
         "swiglu_quantized": (numbers(tokens, columns),),
         "swiglu_backward_quantized": (numbers(tokens, columns // 2), numbers(tokens, columns)),
     }[name]
     ours, right = slot(dtype, scale), slot(dtype, scale)
-    rows, transposed = KERNELS[name](*(x.clone() if x.is_contiguous() else x for x in arguments), ours)
+    rows, transposed = KERNELS[name](
+        *(x.clone() if x.is_contiguous() else x for x in arguments), ours
+    )
     expected, _ = getattr(reference, name)(*(x.clone() for x in arguments), right)
-    step = torch.finfo(dtype).eps  # where a sum is rounded differently, the stored numbers are neighbours
-    torch.testing.assert_close(rows.float(), expected.float(), rtol=step, atol=2 * torch.finfo(dtype).smallest_normal)
+    # where a sum is rounded differently, the stored numbers are neighbours
+    step = torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        rows.float(), expected.float(), rtol=step, atol=2 * torch.finfo(dtype).smallest_normal
+    )
     assert torch.equal(transposed.float(), rows.float().T)
     torch.testing.assert_close(ours.largest, right.largest)
     assert scale == 1e-2 or rows.float().abs().max() == torch.finfo(dtype).max
 
 
 @runs_kernels
-@pytest.mark.parametrize("operation", [reference.quantize, KERNELS["quantize"]], ids=["pytorch", "kernel"])
+@pytest.mark.parametrize(
+    "operation", [reference.quantize, KERNELS["quantize"]], ids=["pytorch", "kernel"]
+)
 def test_what_is_not_a_number_stays_so(operation):
     x = numbers(16, 16)
     x[3, 5] = torch.nan
@@ -85,12 +100,17 @@ def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def gradients(fp8: bool, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
-    """Of every parameter in the second step, whose scales come from the first; no weight has changed by then."""
+    """Of every parameter in the second step, whose scales come from the first; no weight has
+    changed by then.
+    """
     model, optimizer, step = made(fp8, dtype)
     optimizer.param_groups[0].update(lr=0.0)
     for _ in range(2):
         step(batch())
-    return {name: model.plan.gradient[parameter].double() for name, parameter in model.named_parameters()}
+    return {
+        name: model.plan.gradient[parameter].double()
+        for name, parameter in model.named_parameters()
+    }
 
 
 @pytest.mark.usefixtures("no_kernels")
@@ -99,7 +119,9 @@ def test_gradients_are_those_of_float64_as_far_as_three_bits_can_tell():
     for name, ours in gradients(True).items():
         error = (ours - exact[name]).norm() / exact[name].norm()
         assert error < 0.2, f"{name}: {error:.3f}"
-    error = max((ours - exact[name]).norm() / exact[name].norm() for name, ours in gradients(False).items())
+    error = max(
+        (ours - exact[name]).norm() / exact[name].norm() for name, ours in gradients(False).items()
+    )
     assert error < 0.02  # bfloat16's, so the bound above could fail
 
 
@@ -130,9 +152,15 @@ def test_scales_are_forgotten_after_the_warm_up_and_resumed_exactly():
     again, other, other_step = made(True)
     again.load_state_dict(weights)
     other.load_state_dict(state)
-    assert torch.equal(other.scales.largest, optimizer.scales.largest) and optimizer.scales.largest.any()
+    assert (
+        torch.equal(other.scales.largest, optimizer.scales.largest)
+        and optimizer.scales.largest.any()
+    )
     assert torch.equal(other_step(batch(3)), step(batch(3)))
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(again.parameters(), model.parameters(), strict=True))
+    assert all(
+        torch.equal(ours, theirs)
+        for ours, theirs in zip(again.parameters(), model.parameters(), strict=True)
+    )
     assert model.baseline_state_dict().keys() == made(False)[0].baseline_state_dict().keys()
 
 
@@ -142,7 +170,9 @@ def test_a_captured_step_is_the_eager_one():
     for captured in (False, True):
         model, optimizer, step = made(True)
         with stream_before_capture():
-            preparation.warm_up(preparation.Prepared(model, optimizer, step), BF16, batch(), passes=3)
+            preparation.warm_up(
+                preparation.Prepared(model, optimizer, step), BF16, batch(), passes=3
+            )
         if captured:
             step = CapturedStep(step, batch())
         losses[captured] = [step(batch(number)).item() for number in range(6)]
@@ -150,10 +180,20 @@ def test_a_captured_step_is_the_eager_one():
 
 
 @pytest.mark.usefixtures("no_kernels")
-@pytest.mark.parametrize("fp8, nudge, number, refused", [
-    (True, 1e-6, 0, False), (True, 0, 1, True), (False, 1e-6, 0, False), (False, 0.1, 0, True), (False, None, 0, True),
-], ids=["other roundings", "another batch", "bf16", "bf16, other weights", "not a number"])  # fmt: skip
-def test_a_captured_step_may_differ_from_the_eager_one_by_what_other_roundings_do(monkeypatch, fp8, nudge, number, refused):
+@pytest.mark.parametrize(
+    "fp8, nudge, number, refused",
+    [
+        (True, 1e-6, 0, False),
+        (True, 0, 1, True),
+        (False, 1e-6, 0, False),
+        (False, 0.1, 0, True),
+        (False, None, 0, True),
+    ],
+    ids=["other roundings", "another batch", "bf16", "bf16, other weights", "not a number"],
+)
+def test_a_captured_step_may_differ_from_the_eager_one_by_what_other_roundings_do(
+    monkeypatch, fp8, nudge, number, refused
+):
     model, optimizer, step = made(fp8)
     if nudge is None:
         model.layers[0].mlp.down_proj.weight.data[0, 0] = float("inf")
@@ -163,7 +203,12 @@ def test_a_captured_step_may_differ_from_the_eager_one_by_what_other_roundings_d
     def captured(step, *_):  # a capture needs a GPU
         def replay(_):
             change, generator = nudge or 0, torch.Generator().manual_seed(7)
-            model.load_state_dict({k: v * (1 + change * torch.rand(v.shape, generator=generator)) for k, v in initial.items()})
+            model.load_state_dict(
+                {
+                    k: v * (1 + change * torch.rand(v.shape, generator=generator))
+                    for k, v in initial.items()
+                }
+            )
             return step(batch(number))
 
         return replay
@@ -172,14 +217,22 @@ def test_a_captured_step_may_differ_from_the_eager_one_by_what_other_roundings_d
     monkeypatch.setattr(preparation.devices, "stream_before_capture", nullcontext)
     with pytest.raises(RunError, match="the captured step differs") if refused else nullcontext():
         preparation.captured_step(preparation.Prepared(model, optimizer, step), BF16, batch(0))
-    kept = all(torch.equal(initial[name], value.cpu()) for name, value in model.state_dict().items())
+    kept = all(
+        torch.equal(initial[name], value.cpu()) for name, value in model.state_dict().items()
+    )
     assert kept or nudge is None  # an update by NaN is one, at any learning rate
 
 
-@pytest.mark.parametrize("options, reason", [
-    ({"device": "cpu"}, "products in FP8 need a GPU"), ({"memory-plan": False}, "and the memory plan"),
-    ({"batch_size": 1, "seq_len": 8}, "must be multiples of 16"), ({"capability": (8, 6)}, "A6000 has no products in FP8"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"device": "cpu"}, "products in FP8 need a GPU"),
+        ({"memory-plan": False}, "and the memory plan"),
+        ({"batch_size": 1, "seq_len": 8}, "must be multiples of 16"),
+        ({"capability": (8, 6)}, "A6000 has no products in FP8"),
+    ],
+    ids=str,
+)
 def test_it_is_refused_with_a_reason(monkeypatch, options, reason):
     options = dict(options)
     capability = options.pop("capability", (9, 0))
@@ -187,7 +240,14 @@ def test_it_is_refused_with_a_reason(monkeypatch, options, reason):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A6000")
     monkeypatch.setattr(fp8_block.devices, "select", torch.device)
     switches = {"fp8": True, "fa4": False, "memory-plan": options.pop("memory-plan", True)}
-    given = {"device": "cuda", "model": CONFIG, "batch_size": 4, "seq_len": 32, "use_amp": True, "amp_dtype": None} | options
+    given = {
+        "device": "cuda",
+        "model": CONFIG,
+        "batch_size": 4,
+        "seq_len": 32,
+        "use_amp": True,
+        "amp_dtype": None,
+    } | options
     options = SimpleNamespace(switches=switches, checkpoint_activations="none", **given)
     with pytest.raises(UsageError, match=reason):
         fp8_block.checked(options)

@@ -59,11 +59,15 @@ def shared_out(monkeypatch, processes: int) -> list:
 
 
 @pytest.mark.parametrize("processes", [2, 3, 5, 8])
-def test_under_zero1_each_element_is_updated_by_one_process_and_moments_are_shared_out(monkeypatch, processes):
+def test_under_zero1_each_element_is_updated_by_one_process_and_moments_are_shared_out(
+    monkeypatch, processes
+):
     optimizers = shared_out(monkeypatch, processes)
     for kind in ("matrices", "others"):
         flats = [getattr(optimizer, kind) for optimizer in optimizers]
-        seen = [torch.zeros(parameter.numel(), dtype=torch.int) for parameter in flats[0].parameters]
+        seen = [
+            torch.zeros(parameter.numel(), dtype=torch.int) for parameter in flats[0].parameters
+        ]
         places = {id(parameter): i for flat in flats for i, parameter in enumerate(flat.parameters)}
         for flat in flats:
             for parameter, elements, (exp_avg, exp_avg_sq) in flat.fragments():
@@ -74,7 +78,9 @@ def test_under_zero1_each_element_is_updated_by_one_process_and_moments_are_shar
 
 
 def test_states_that_were_shared_out_are_taken_back(monkeypatch):
-    """What a checkpoint of all processes holds, each takes its part of, wherever it begins in a tensor."""
+    """What a checkpoint of all processes holds, each takes its part of, wherever it begins in a
+    tensor.
+    """
     for optimizer in shared_out(monkeypatch, 3):
         whole = {
             parameter: {name: torch.rand_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
@@ -82,7 +88,10 @@ def test_states_that_were_shared_out_are_taken_back(monkeypatch):
             for parameter in flat.parameters
         }
         optimizer.take_states(whole)
-        for parameter, elements, moments in (*optimizer.matrices.fragments(), *optimizer.others.fragments()):
+        for parameter, elements, moments in (
+            *optimizer.matrices.fragments(),
+            *optimizer.others.fragments(),
+        ):
             for name, moment in zip(("exp_avg", "exp_avg_sq"), moments, strict=True):
                 assert torch.equal(moment.flatten(), whole[parameter][name].flatten()[elements])
 
@@ -96,4 +105,6 @@ def test_the_working_weights_are_the_masters_rounded(no_kernels):
     for name, parameter in model.named_parameters():
         assert torch.equal(model.plan.working[parameter], parameter.bfloat16()), name
         inner = name.startswith("layers.") and parameter.dim() == 2
-        assert model.plan.gradient[parameter].dtype == (torch.bfloat16 if inner else torch.float32), name
+        assert model.plan.gradient[parameter].dtype == (
+            torch.bfloat16 if inner else torch.float32
+        ), name

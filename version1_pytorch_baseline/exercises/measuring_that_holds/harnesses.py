@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 
 BUFFERS = range(16)
 Device = Any  # SimulatedGPU, or RealGPU of measure.py
-update_all, multiply = methodcaller("update", BUFFERS), methodcaller("product")  # of a device
+# of a device
+update_all = methodcaller("update", BUFFERS)
+multiply = methodcaller("product")
 remembered = functools.cache(multiply)  # the first product of a device
 
 
@@ -32,11 +34,17 @@ Harness = Callable[[Device], Claim]
 
 
 class SimulatedGPU:
-    """It has a queue, a first launch that compiles, an L2 cache of four buffers, a clock that falls, and a process's luck."""
+    """It has a queue, a first launch that compiles, an L2 cache of four buffers, a clock that
+    falls, and a process's luck.
+    """
 
     def __init__(self, process: int = 0) -> None:
-        self.process, self.luck = process, 1 + 0.01 * (3 * process % 5 - 2)
-        self.x, self.launches, self.worked, self.cached = 1.0, 0, 0.0, [0] * 4
+        self.process = process
+        self.luck = 1 + 0.01 * (3 * process % 5 - 2)
+        self.x = 1.0
+        self.launches = 0
+        self.worked = 0.0
+        self.cached = [0] * 4
         self.host = self.idle_from = 0.0
 
     def processes(self, count: int) -> list["SimulatedGPU"]:
@@ -68,7 +76,9 @@ class SimulatedGPU:
 
 
 def timed(device: Device, launch: Callable[[Device], object], count: int = 100) -> float:
-    """Seconds of a launch: the mean of `count` between two moments at which the device has nothing to do."""
+    """Seconds of a launch: the mean of `count` between two moments at which the device has nothing
+    to do.
+    """
     device.synchronize()
     begin = device.now()
     for _ in range(count):

@@ -1,4 +1,5 @@
-"""Calls the checks of starter/checks.py, on a simulated GPU or a real one, and its p_value on a benchmark's processes.
+"""Calls the checks of starter/checks.py, on a simulated GPU or a real one, and its p_value on a
+benchmark's processes.
 
     python measure.py
     python measure.py --gpu measuring.json
@@ -37,7 +38,8 @@ class RealGPU:
         self.x, self.weight = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
         self.buffers = torch.ones(len(BUFFERS), 2**22, device="cuda")
         self.launches, self.captured = 0, functools.cache(self._captured)
-        self.now, self.synchronize = time.perf_counter, torch.cuda.synchronize
+        self.now = time.perf_counter
+        self.synchronize = torch.cuda.synchronize
 
     def _captured(self, *buffers: int):
         return devices.capture_graph(lambda: [self.buffers[i].mul_(1) for i in buffers])
@@ -53,7 +55,9 @@ class RealGPU:
 
 def counter_ms() -> float:
     """Mean time between two updates of the counter of energy, over two seconds."""
-    values, moments, end = {nvml.joules()}, [], time.perf_counter() + 2
+    values = {nvml.joules()}
+    moments = []
+    end = time.perf_counter() + 2
     while time.perf_counter() < end:
         if (joules := nvml.joules()) not in values:
             values.add(joules)
@@ -64,10 +68,14 @@ def counter_ms() -> float:
 def show_checks(mine, make_device: Callable[[], Device]) -> dict:
     rows = []
     for name, (liar, holds) in LIARS.items():
-        if name == "repeats" and make_device is RealGPU:  # it needs new processes, which a benchmark starts
+        # it needs new processes, which a benchmark starts
+        if name == "repeats" and make_device is RealGPU:
             continue
         check = getattr(mine, name)
-        returned = {"of the liar": check(liar, make_device()), "of honest": check(holds, make_device())}
+        returned = {
+            "of the liar": check(liar, make_device()),
+            "of honest": check(holds, make_device()),
+        }
         rows.append({"check": name, "harness": liar.__name__} | returned)
     print(tables.text(list(rows[0]), [list(row.values()) for row in rows]))
     return {"checks": rows}
@@ -77,10 +85,13 @@ def show_processes(mine, path: Path) -> None:
     one, other = study_files.read_benchmark(path)["cells"][:2]
     a, b = ([run["step_ms"]["median"] for run in cell["runs"]] for cell in (one, other))
     both = f"{one['model']} and {other['model']}"
-    compared = {f"{both}, {n} and {len(b[:n])} processes": (a[:n], b[:n]) for n in range(2, len(a) + 1)}
+    compared = {
+        f"{both}, {n} and {len(b[:n])} processes": (a[:n], b[:n]) for n in range(2, len(a) + 1)
+    }
     compared[f"{one['model']}, first half and second half"] = a[: len(a) // 2], a[len(a) // 2 :]
     rows = [
-        [name, 100 * (mean(second) / mean(first) - 1), mine.p_value(first, second)] for name, (first, second) in compared.items()
+        [name, 100 * (mean(second) / mean(first) - 1), mine.p_value(first, second)]
+        for name, (first, second) in compared.items()
     ]
     print(tables.text(["compared", "second - first, %", "p"], rows))
 
@@ -88,13 +99,23 @@ def show_processes(mine, path: Path) -> None:
 @exercises.unsolved()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--processes", type=Path, metavar="benchmark.json", help="compares its first two models")
-    parser.add_argument("--gpu", type=Path, metavar="FILE", help="runs the harnesses on this machine's GPU, and writes this file")
-    options, mine = cli.parse(parser), exercises.load(Path(__file__).parent, "checks")
+    parser.add_argument(
+        "--processes", type=Path, metavar="benchmark.json", help="compares its first two models"
+    )
+    parser.add_argument(
+        "--gpu",
+        type=Path,
+        metavar="FILE",
+        help="runs the harnesses on this machine's GPU, and writes this file",
+    )
+    options = cli.parse(parser)
+    mine = exercises.load(Path(__file__).parent, "checks")
     if options.processes:
         show_processes(mine, options.processes)
     elif options.gpu:
-        found = record.header("tiny-llama-measuring/1", devices.select("cuda")) | {"counter_ms": counter_ms()}
+        found = record.header("tiny-llama-measuring/1", devices.select("cuda")) | {
+            "counter_ms": counter_ms()
+        }
         files.write_measurement(options.gpu, found | show_checks(mine, RealGPU), "--gpu")
     else:
         show_checks(mine, SimulatedGPU)

@@ -1,4 +1,6 @@
-"""Your checks catch each liar and let the honest harness pass, on a simulated GPU whose seconds are the same on every machine."""
+"""Your checks catch each liar and let the honest harness pass, on a simulated GPU whose seconds are
+the same on every machine.
+"""
 
 from pathlib import Path
 
@@ -7,7 +9,14 @@ import exercise_tools as exercises
 import pytest
 from harnesses import LIARS, Claim, SimulatedGPU, hurried, short, timed, update_all
 
-RETURNED = {"waits_and_warms_up": 1001, "reads_memory": 2, "lasts": 1.15, "repeats": 11.34, "computes": 2}  # for its liar
+# for its liar
+RETURNED = {
+    "waits_and_warms_up": 1001,
+    "reads_memory": 2,
+    "lasts": 1.15,
+    "repeats": 11.34,
+    "computes": 2,
+}
 checks = exercises.load(Path(__file__).parent, "checks")
 
 

@@ -4,8 +4,9 @@
     python lab.py measure --output profiling_lab.json        # tables of all parts, and the file with them
     python lab.py measure --output mine.json --parts optimizations
 
-All commands take `--implementation solution`, and otherwise call your functions. Times are in ms, memory is in MB of 2^20 bytes.
-Numbers are in fp16 on a GPU and in fp32 on a CPU. The parts over sequence lengths have a batch of 1 and a head dimension of D/H.
+All commands take `--implementation solution`, and otherwise call your functions. Times are in ms,
+memory is in MB of 2^20 bytes. Numbers are in fp16 on a GPU and in fp32 on a CPU. The parts over
+sequence lengths have a batch of 1 and a head dimension of D/H.
 """
 
 import argparse
@@ -45,9 +46,14 @@ LAB = Path(__file__).resolve().parent
 FOLDERS = {"starter": LAB / "src", "solution": LAB / "solution"}  # of the two profiling.py
 COMPONENTS = ("qkv_projection", "score_computation", "softmax", "weighted_sum", "output_projection")
 OPTIMIZATIONS = {"baseline": 0, "compiled": 1, "sdpa": 2, "flash": 3}  # name: optimization level
-WAYS = {"optimizations": tuple(OPTIMIZATIONS), "frameworks": ("PyTorch eager", "PyTorch compiled", "JAX jit")}
+WAYS = {
+    "optimizations": tuple(OPTIMIZATIONS),
+    "frameworks": ("PyTorch eager", "PyTorch compiled", "JAX jit"),
+}
 PARTS = ("components", *WAYS)  # of profiling_lab.json; one that was not measured is None
-WARMUP, ITERATIONS = 3, 20  # calls in every measurement of profiling.py
+# calls in every measurement of profiling.py
+WARMUP = 3
+ITERATIONS = 20
 UNEXPLAINED = 0.1  # below this share of the measured time, neither FLOPs nor bytes explain it
 MIB = 2**20
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -63,12 +69,17 @@ class ProfileResult:
     time_ms: float
     memory_mb: float = 0.0  # MB (2^20 bytes) that it adds at its peak; 0 where it is not known
     flops: int = 0  # floating-point operations
-    bytes_moved: int = 0  # the least that it can move: it reads every input once and writes every output once
+    # the least that it can move: it reads every input once and writes every output once
+    bytes_moved: int = 0
 
 
 def projection_inputs(device: str, batch_size: int, seq_len: int, d_model: int) -> list[Tensor]:
-    """x [B, S, D], and the weights [3 D, D] and [D, D], divided by sqrt(D) so that float16 does not overflow."""
-    x, *weights = _random(device, (batch_size, seq_len, d_model), (3 * d_model, d_model), (d_model, d_model))
+    """x [B, S, D], and the weights [3 D, D] and [D, D], divided by sqrt(D) so that float16 does not
+    overflow.
+    """
+    x, *weights = _random(
+        device, (batch_size, seq_len, d_model), (3 * d_model, d_model), (d_model, d_model)
+    )
     return [x, *(weight / math.sqrt(d_model) for weight in weights)]
 
 
@@ -88,13 +99,20 @@ def to_jax(tensor: Tensor) -> Any:
     """A copy of the tensor on JAX's device of the same kind."""
     import jax
 
-    return jax.device_put(tensor.cpu().numpy(), jax.devices("gpu" if devices.is_gpu(tensor.device) else "cpu")[0])
+    return jax.device_put(
+        tensor.cpu().numpy(), jax.devices("gpu" if devices.is_gpu(tensor.device) else "cpu")[0]
+    )
 
 
 def allocations(fn: Callable[..., object], args: Sequence[Any]) -> list[int]:
-    """Bytes of each allocation of the CPU's memory during a call, in their order; those of a release are negative."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise torch 2.12 and later print two lines for each profile
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    """Bytes of each allocation of the CPU's memory during a call, in their order; those of a
+    release are negative.
+    """
+    # otherwise torch 2.12 and later print two lines for each profile
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         result = fn(*args)  # held: its memory counts
     with tempfile.TemporaryDirectory() as folder:
         profile.export_chrome_trace(f"{folder}/trace.json")
@@ -106,15 +124,22 @@ def allocations(fn: Callable[..., object], args: Sequence[Any]) -> list[int]:
 
 @functools.cache
 def peaks(device: torch.device) -> Ceilings:
-    """The measured ceilings of the device, such as `flops_per_second` and `bytes_per_second`, in the inputs' number format."""
-    return ceilings.measure(device, Precision(device, torch.float16 if devices.is_gpu(device) else None))
+    """The measured ceilings of the device, such as `flops_per_second` and `bytes_per_second`, in
+    the inputs' number format.
+    """
+    return ceilings.measure(
+        device, Precision(device, torch.float16 if devices.is_gpu(device) else None)
+    )
 
 
 def has_flash_kernel(Q: Tensor, K: Tensor, V: Tensor) -> bool:
-    """Whether PyTorch has a flash attention kernel for these tensors; its kernel for the CPU takes every floating-point dtype."""
+    """Whether PyTorch has a flash attention kernel for these tensors; its kernel for the CPU takes
+    every floating-point dtype.
+    """
     if not Q.is_cuda:
         return True
-    inputs = torch.backends.cuda.SDPAParams(Q, K, V, None, 0.0, False, False)  # no mask, no dropout, not causal, no groups
+    # no mask, no dropout, not causal, no groups
+    inputs = torch.backends.cuda.SDPAParams(Q, K, V, None, 0.0, False, False)
     return torch.backends.cuda.can_use_flash_attention(inputs)
 
 
@@ -146,20 +171,28 @@ def time(profiling: ModuleType, options: Namespace, device: torch.device) -> Non
     print("us of x + 1:", [round(1e6 * second, 1) for second in seconds])
     if devices.is_gpu(device):
         x = torch.ones(8192, 8192, device=device)
-        seconds = [profiling.benchmark_function(torch.mm, (x, x), sync=sync) for sync in (True, False)]
-        print("us of x @ x, with sync=True and False:", [round(1e6 * second, 1) for second in seconds])
+        seconds = [
+            profiling.benchmark_function(torch.mm, (x, x), sync=sync) for sync in (True, False)
+        ]
+        print(
+            "us of x @ x, with sync=True and False:", [round(1e6 * second, 1) for second in seconds]
+        )
 
 
 def memory(profiling: ModuleType, options: Namespace, device: torch.device) -> None:
     """Problem 2."""
     x = torch.ones(8, MIB, device=device)
-    for name, function in {"x + 1": lambda x: x + 1, "(x + 1).sum()": lambda x: (x + 1).sum()}.items():
+    for name, function in {
+        "x + 1": lambda x: x + 1,
+        "(x + 1).sum()": lambda x: (x + 1).sum(),
+    }.items():
         print(name, profiling.added_memory(function, (x,), device.type))
 
 
 def measure_part(part: str, profiling: ModuleType, options: Namespace, device: torch.device) -> Any:
     """What the file holds of a part."""
-    kind, heads = device.type, options.num_heads
+    kind = device.type
+    heads = options.num_heads
     if options.d_model % heads:
         raise UsageError(f"--d-model {options.d_model} is not divisible by --num-heads {heads}")
     d_k = options.d_model // heads
@@ -173,37 +206,77 @@ def measure_part(part: str, profiling: ModuleType, options: Namespace, device: t
         def described(result: ProfileResult) -> dict[str, Any]:
             return asdict(result) | {"bound": profiling.classify_bound(result, *peak)}
 
-        return {"jax": None} | {framework: list(map(described, results)) for framework, results in found.items()}
-    compare = profiling.compare_optimizations if part == "optimizations" else profiling.compare_frameworks
-    return [{"seq_len": length, "ms": compare(1, heads, length, d_k, kind)} for length in options.seq_lens]
+        return {"jax": None} | {
+            framework: list(map(described, results)) for framework, results in found.items()
+        }
+    compare = (
+        profiling.compare_optimizations if part == "optimizations" else profiling.compare_frameworks
+    )
+    return [
+        {"seq_len": length, "ms": compare(1, heads, length, d_k, kind)}
+        for length in options.seq_lens
+    ]
 
 
 def rows(part: str, measured: Any) -> tuple[list[str], list[list[Any]]]:
     """The header and the rows of a part's table."""
     if part in WAYS:
         ways = WAYS[part]
-        return ["S", *(f"{way} ms" for way in ways)], [[row["seq_len"], *map(row["ms"].get, ways)] for row in measured]
+        return ["S", *(f"{way} ms" for way in ways)], [
+            [row["seq_len"], *map(row["ms"].get, ways)] for row in measured
+        ]
     body = []
     for framework, found in measured.items():
         total = sum(result["time_ms"] for result in found or [])
         for result in found or []:
-            flops, moved, memory = result["flops"], result["bytes_moved"], result["memory_mb"] or None  # 0: not measured
+            # 0: not measured
+            flops = result["flops"]
+            moved = result["bytes_moved"]
+            memory = result["memory_mb"] or None
             time = [result["time_ms"], 100 * result["time_ms"] / total, memory]
-            body.append([framework, result["name"], *time, flops / 1e9, moved / 1e6, flops / moved, result["bound"]])
-    return ["framework", "component", "ms", "% of total", "MiB added", "GFLOP", "MB moved", "FLOP/byte", "bound"], body
+            body.append(
+                [
+                    framework,
+                    result["name"],
+                    *time,
+                    flops / 1e9,
+                    moved / 1e6,
+                    flops / moved,
+                    result["bound"],
+                ]
+            )
+    return [
+        "framework",
+        "component",
+        "ms",
+        "% of total",
+        "MiB added",
+        "GFLOP",
+        "MB moved",
+        "FLOP/byte",
+        "bound",
+    ], body
 
 
 def measure(profiling: ModuleType, options: Namespace, device: torch.device) -> None:
-    """Measures the parts and writes the file after each, so that a stopped measurement keeps the parts before."""
+    """Measures the parts and writes the file after each, so that a stopped measurement keeps the
+    parts before.
+    """
     if not options.output:
         raise UsageError("measure needs --output FILE.json")
     writable_file(options.output, "--output")
     devices.configure(device, seed=0)
     sizes = ("batch_size", "seq_len", "d_model", "num_heads", "seq_lens")
-    result = record.header("tiny-llama-profiling-lab/1", device) | dict.fromkeys(PARTS) | {
-        "jax": importlib.metadata.version("jax") if jax_runs_on(device.type) else None, "precision": peaks(device)["precision"],
-        "sizes": {name: getattr(options, name) for name in sizes}, "ceilings": peaks(device),
-    }  # fmt: skip
+    result = (
+        record.header("tiny-llama-profiling-lab/1", device)
+        | dict.fromkeys(PARTS)
+        | {
+            "jax": importlib.metadata.version("jax") if jax_runs_on(device.type) else None,
+            "precision": peaks(device)["precision"],
+            "sizes": {name: getattr(options, name) for name in sizes},
+            "ceilings": peaks(device),
+        }
+    )
     for part in options.parts:
         result[part] = measure_part(part, profiling, options, device)
         write_measurement(options.output, result, "--output")
@@ -219,14 +292,44 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("command", choices=COMMANDS)
-    add("--implementation", choices=FOLDERS, default="starter", help="whose profiling.py (default: starter, yours)")
+    add(
+        "--implementation",
+        choices=FOLDERS,
+        default="starter",
+        help="whose profiling.py (default: starter, yours)",
+    )
     add("--output", type=Path, metavar="FILE.json", help="of measure")
-    add("--parts", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
-    add("--batch-size", type=cli.positive, default=8, metavar="B", help="of the components (default: 8)")
-    add("--seq-len", type=cli.positive, default=512, metavar="S", help="of the components (default: 512)")
+    add(
+        "--parts",
+        nargs="+",
+        choices=PARTS,
+        default=PARTS,
+        metavar="PART",
+        help=f"of {', '.join(PARTS)} (default: all)",
+    )
+    add(
+        "--batch-size",
+        type=cli.positive,
+        default=8,
+        metavar="B",
+        help="of the components (default: 8)",
+    )
+    add(
+        "--seq-len",
+        type=cli.positive,
+        default=512,
+        metavar="S",
+        help="of the components (default: 512)",
+    )
     add("--d-model", type=cli.positive, default=512, metavar="D", help="default: 512")
     add("--num-heads", type=cli.positive, default=8, metavar="H", help="default: 8")
-    add("--seq-lens", type=cli.positive_list, default=[128, 512, 2048], metavar="S,S,...", help="default: 128,512,2048")
+    add(
+        "--seq-lens",
+        type=cli.positive_list,
+        default=[128, 512, 2048],
+        metavar="S,S,...",
+        help="default: 128,512,2048",
+    )
     cli.add(parser, "--device")
     options = cli.parse(parser)
     COMMANDS[options.command](load(options.implementation), options, devices.select(options.device))

@@ -18,26 +18,37 @@ from common.options import Options
 from tracepage import files
 from tracepage.show import tables
 
-BATCHES, LENGTHS = range(1, 2**16), range(1, 2**24)
+BATCHES = range(1, 2**16)
+LENGTHS = range(1, 2**24)
 
 
 def predict(memory, options: Options, limit: float) -> None:
-    batch, length, room = options.batch_size, options.seq_len, limit * 2**30
+    batch = options.batch_size
+    length = options.seq_len
+    room = limit * 2**30
     rows = []
     for kind in ("none", "block", "selective"):
         peak = functools.partial(memory.peak_bytes, options.model, kind=kind)
         largest = bisect.bisect_right(BATCHES, room, key=functools.partial(peak, length=length))
         longest = bisect.bisect_right(LENGTHS, room, key=functools.partial(peak, 1))
         rows.append([kind, peak(batch, length) / 2**20, largest, longest])
-    print(tables.text(["kind", f"MiB at {batch} x {length}", "largest batch", "longest sequence"], rows))
+    print(
+        tables.text(
+            ["kind", f"MiB at {batch} x {length}", "largest batch", "longest sequence"], rows
+        )
+    )
 
 
 @exercises.unsolved()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     cli.add(parser, "--preset", "--batch-size", "--seq-len")
-    parser.add_argument("--limit-gib", type=float, default=16, metavar="G", help="memory of the GPU (default: 16)")
-    parser.add_argument("--snapshot", type=Path, metavar="FILE.json", help="show who holds its peak")
+    parser.add_argument(
+        "--limit-gib", type=float, default=16, metavar="G", help="memory of the GPU (default: 16)"
+    )
+    parser.add_argument(
+        "--snapshot", type=Path, metavar="FILE.json", help="show who holds its peak"
+    )
     arguments = cli.parse(parser)
     memory = exercises.load(Path(__file__).parent, "memory")
     if arguments.snapshot:

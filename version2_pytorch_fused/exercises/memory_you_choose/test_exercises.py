@@ -1,4 +1,5 @@
-"""Tests for the problems, the same for starter/ and solution/ (KERNEL_EXERCISES=solution takes the latter).
+"""Tests for the problems, the same for starter/ and solution/ (KERNEL_EXERCISES=solution takes the
+latter).
 
 Kept bytes and peaks are those of the CPU's allocator, in bf16 by autocast.
 """
@@ -26,14 +27,22 @@ KINDS = ("none", "block", "selective")
 
 
 def config(layers: int = 2) -> ModelConfig:
-    sizes = {"vocab_size": 64, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 512}
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 512,
+    }
     return ModelConfig(num_layers=layers, **sizes)
 
 
 def build(layers: int = 2, kind: str = "none") -> tiny_llama_v2.TinyLlama:
     model = tiny_llama_v2.TinyLlama(config(layers))
     if kind == "yours":
-        recompute.recompute(model, context_fn=functools.partial(create_selective_checkpoint_contexts, memory.policy))
+        recompute.recompute(
+            model, context_fn=functools.partial(create_selective_checkpoint_contexts, memory.policy)
+        )
     elif kind != "none":
         recompute.apply(model, kind)
     return model
@@ -50,18 +59,27 @@ def allocated(work: Callable[[], object], path: Path) -> tuple[int, int]:
         result = work()
     profiler.export_chrome_trace(str(path))
     del result
-    now, most = 0, 0
+    now = 0
+    most = 0
     events = json.loads(path.read_text())["traceEvents"]
-    for event in sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"]):
+    for event in sorted(
+        (event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"]
+    ):
         now += event["args"]["Bytes"]
         most = max(most, now)
     return now, most
 
 
 def kept_by_a_block(kind: str, path: Path) -> int:
-    """The difference of two models. Without recomputation, a block's weights are kept too, cast to 16 bits."""
+    """The difference of two models. Without recomputation, a block's weights are kept too, cast to
+    16 bits.
+    """
     models = build(2, kind), build(3, kind)
-    casts = 2 * sum(weight.numel() for weight in models[0].layers[0].parameters()) if kind == "none" else 0
+    casts = (
+        2 * sum(weight.numel() for weight in models[0].layers[0].parameters())
+        if kind == "none"
+        else 0
+    )
     two, three = (allocated(functools.partial(loss, model), path)[0] for model in models)
     return three - two - casts
 
@@ -77,22 +95,41 @@ def test_problem2_peak(kind, tmp_path):
     model = build(8, kind)
     weights = sum(weight.numel() for weight in model.parameters())
     _, most = allocated(lambda: loss(model).backward(), tmp_path / "trace.json")
-    assert memory.peak_bytes(config(8), *IDS.shape, kind) == pytest.approx(12 * weights + most, rel=0.03)
+    assert memory.peak_bytes(config(8), *IDS.shape, kind) == pytest.approx(
+        12 * weights + most, rel=0.03
+    )
 
 
-PREDICTED = {"none": (8618, 14702, 14861), "block": (3620, 4193, 4480), "selective": (5495, 8818, 9106)}
+PREDICTED = {
+    "none": (8618, 14702, 14861),
+    "block": (3620, 4193, 4480),
+    "selective": (5495, 8818, 9106),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_problem2_formula(kind):
     """MiB of `medium`; another moment is the peak of `block` in each shape."""
     model = ModelConfig(**PRESETS["medium"]["model"])
-    peaks = [memory.peak_bytes(model, *shape, kind) / 2**20 for shape in ((16, 512), (32, 512), (1, 16384))]
+    peaks = [
+        memory.peak_bytes(model, *shape, kind) / 2**20
+        for shape in ((16, 512), (32, 512), (1, 16384))
+    ]
     assert peaks == pytest.approx(PREDICTED[kind], rel=0.001)
 
 
 def test_problem3_holders():
-    events = [[0, 5, 0], [1, 7, 1], [0, -5, 0], [3, 6, 0], [1, -7, 1], [3, -6, 0], [6, 12, 1], [7, 2, 0], [7, -2, 0]]
+    events = [
+        [0, 5, 0],
+        [1, 7, 1],
+        [0, -5, 0],
+        [3, 6, 0],
+        [1, -7, 1],
+        [3, -6, 0],
+        [6, 12, 1],
+        [7, 2, 0],
+        [7, -2, 0],
+    ]
     held = memory.holders({"before_bytes": 100, "places": ["a", "b"], "events": events})
     assert held == {"before": 100, "a": 2, "b": 12}
 
@@ -106,6 +143,10 @@ def products(kind: str) -> int:
 
 
 def test_problem4_no_product_runs_again(tmp_path):
-    assert products("yours") == products("none") < products("block"), "policy: problem 4 of README.md: products run again"
-    yours, least = (kept_by_a_block(kind, tmp_path / "trace.json") for kind in ("yours", "selective"))
+    assert products("yours") == products("none") < products("block"), (
+        "policy: problem 4 of README.md: products run again"
+    )
+    yours, least = (
+        kept_by_a_block(kind, tmp_path / "trace.json") for kind in ("yours", "selective")
+    )
     assert yours == pytest.approx(least, rel=0.01)

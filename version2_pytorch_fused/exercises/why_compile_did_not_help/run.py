@@ -1,4 +1,6 @@
-"""Trains Version 2 with the additions of starter/, or with KERNEL_EXERCISES=solution of solution/. Flags as Version 2."""
+"""Trains Version 2 with the additions of starter/, or with KERNEL_EXERCISES=solution of solution/.
+Flags as Version 2.
+"""
 
 import sys
 from pathlib import Path

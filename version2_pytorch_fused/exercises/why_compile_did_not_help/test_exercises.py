@@ -1,4 +1,6 @@
-"""Tests of your repairs: `pytest test_exercises.py`, or with KERNEL_EXERCISES=solution of the solution. They need no compiler."""
+"""Tests of your repairs: `pytest test_exercises.py`, or with KERNEL_EXERCISES=solution of the
+solution. They need no compiler.
+"""
 
 from pathlib import Path
 
@@ -14,8 +16,12 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 additions = exercises.load(Path(__file__).parent, "additions")
-OPTIONS = version_files.switched(v2, version_files.resolve(version_files.parser(None).parse_args([])))
-CONFIG = ModelConfig(hidden_size=32, num_layers=2, num_attention_heads=2, intermediate_size=64, max_sequence_length=8)
+OPTIONS = version_files.switched(
+    v2, version_files.resolve(version_files.parser(None).parse_args([]))
+)
+CONFIG = ModelConfig(
+    hidden_size=32, num_layers=2, num_attention_heads=2, intermediate_size=64, max_sequence_length=8
+)
 IDS = torch.arange(16).view(2, 8)
 
 
@@ -38,7 +44,8 @@ class Counted(TorchDispatchMode):
 
 def test_the_loss_is_one_graph(model, monkeypatch):
     monkeypatch.setattr(v2, "swiglu", additions.swiglu)
-    loss = torch.compile(model.loss, backend="eager", fullgraph=True)  # raises where a graph would break
+    # raises where a graph would break
+    loss = torch.compile(model.loss, backend="eager", fullgraph=True)
     assert loss(IDS, IDS).isfinite()
 
 
@@ -58,13 +65,16 @@ def test_the_optimizer_takes_all_parameters_at_once(model):
     optimizer.step()  # makes its state
     with Counted() as counted:
         optimizer.step()
-    assert counted.count < 5 * len(list(model.parameters())), "AdamW loops over parameters: name its option, a CPU has no default"
+    assert counted.count < 5 * len(list(model.parameters())), (
+        "AdamW loops over parameters: name its option, a CPU has no default"
+    )
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_activations_are_clipped(compiled):
     swiglu = torch.compile(additions.swiglu, backend="eager") if compiled else additions.swiglu
-    gate, up = torch.tensor([20.0, 20.0, 1.0, 1e-3]), torch.tensor([1e4, -1e4, 2.0, 3e4])
+    gate = torch.tensor([20.0, 20.0, 1.0, 1e-3])
+    up = torch.tensor([1e4, -1e4, 2.0, 3e4])
     torch.testing.assert_close(swiglu(gate, up), (F.silu(gate) * up).clamp(-1e4, 1e4))
 
 

@@ -3,10 +3,11 @@
     python compare_stages.py
     python compare_stages.py --results-dir results --output results/comparison.md
 
-It reads the files of run_all_stages.sh from --results-dir: the records stage0_metrics.json (Version 1), stageN_metrics.json and
-stageN_fixed_metrics.json. All runs must have the same configuration. `loss` is the loss of
-the first step, and the mean of the last five; samples/s is the batch size over the median step; the optimizer has moments for the
-parameters that ever got a gradient. These rules decide "what is wrong":
+It reads the files of run_all_stages.sh from --results-dir: the records stage0_metrics.json (Version
+1), stageN_metrics.json and stageN_fixed_metrics.json. All runs must have the same configuration.
+`loss` is the loss of the first step, and the mean of the last five; samples/s is the batch size
+over the median step; the optimizer has moments for the parameters that ever got a gradient. These
+rules decide "what is wrong":
 
     start       the first loss is more than 1 nat above ln V, the loss of a uniform guess
     gradient    the optimizer never had a gradient for a parameter
@@ -37,8 +38,14 @@ from pydantic import NonNegativeInt
 from typing_extensions import TypedDict
 
 RECORD = re.compile(r"stage(\d+)(_fixed)?_metrics\.json")
-V1, V3 = 0, 5  # the numbers of Version 1 and Version 3
-START, LEARNING, CLOCK, SPEED = 1.0, 0.1, 0.8, 1.5  # limits of the rules
+# the numbers of Version 1 and Version 3
+V1 = 0
+V3 = 5
+# limits of the rules
+START = 1.0
+LEARNING = 0.1
+CLOCK = 0.8
+SPEED = 1.5
 LAST_STEPS = 5
 
 
@@ -68,7 +75,9 @@ class Stage(NamedTuple):
     def name(self) -> str:
         if self.updates is None:
             return "Version 1"
-        return f"{self.number} {self.run['version'].split('_', 2)[-1].replace('_', ' ')}" + (", fixed" if self.fixed else "")
+        return f"{self.number} {self.run['version'].split('_', 2)[-1].replace('_', ' ')}" + (
+            ", fixed" if self.fixed else ""
+        )
 
     @property
     def step(self) -> float:
@@ -92,13 +101,15 @@ class Stage(NamedTuple):
 def read(folder: Path) -> list[Stage]:
     """The runs in a folder, in order, each stage before its fix.
 
-    UsageError: Version 1 or stage 5 is missing, a run was not completed, two runs differ in their configuration, or a file is
-    damaged.
+    UsageError: Version 1 or stage 5 is missing, a run was not completed, two runs differ in their
+    configuration, or a file is damaged.
     """
     found = []
     for path in folder.glob("*_metrics.json"):
         if match := RECORD.fullmatch(path.name):
-            number, fixed, run = int(match[1]), bool(match[2]), run_record.read_timed(path)
+            number = int(match[1])
+            fixed = bool(match[2])
+            run = run_record.read_timed(path)
             if problems := run_record.unusable(path, run):
                 raise UsageError(f"{folder}: {problems[0]}: run it again with run_all_stages.sh")
             updates = None if number == V1 else check(path, run, StageRun)["stage"]
@@ -106,62 +117,107 @@ def read(folder: Path) -> list[Stage]:
     found.sort(key=lambda stage: stage[:2])
     for number in (V1, V3):
         if not any(stage.number == number for stage in found):
-            raise UsageError(f"there is no {folder}/stage{number}_metrics.json: make it with run_all_stages.sh --stages {number}")
-    conditions = [run_record.conditions(stage.run) | run_record.training_inputs(stage.run) for stage in found]
+            raise UsageError(
+                f"there is no {folder}/stage{number}_metrics.json: make it with run_all_stages.sh --stages {number}"
+            )
+    conditions = [
+        run_record.conditions(stage.run) | run_record.training_inputs(stage.run) for stage in found
+    ]
     for stage, own in zip(found, conditions, strict=True):
         if differing := run_record.differences(conditions[0], own):
-            raise UsageError(f"{folder}: Version 1 and stage {stage.name} differ in {'; '.join(differing)}: run both again")
+            raise UsageError(
+                f"{folder}: Version 1 and stage {stage.name} differ in {'; '.join(differing)}: run both again"
+            )
     return found
 
 
 def findings(stage: Stage, v1: Stage, v3: Stage) -> list[str]:
     """What is wrong with the stage, by the rules above."""
     found = []
-    (first, last), uniform, counted = stage.losses, stage.run["loss"]["uniform"], stage.updates
+    (first, last) = stage.losses
+    uniform = stage.run["loss"]["uniform"]
+    counted = stage.updates
     if first > uniform + START:
         found.append(f"the loss starts at {first:.1f}, a uniform guess costs {uniform:.1f}")
     if counted and counted["updated"] < counted["parameters"]:
-        found.append(f"{counted['parameters'] - counted['updated']} of {counted['parameters']} parameters never get a gradient")
+        found.append(
+            f"{counted['parameters'] - counted['updated']} of {counted['parameters']} parameters never get a gradient"
+        )
     if not last <= v1.losses[1] + LEARNING:
-        found.append(f"it learns less: the loss ends at {last:.2f}, Version 1's at {v1.losses[1]:.2f}")
+        found.append(
+            f"it learns less: the loss ends at {last:.2f}, Version 1's at {v1.losses[1]:.2f}"
+        )
     if stage.phases is not None and stage.phases < CLOCK and stage.run["device"]["kind"] != "cpu":
-        found.append(f"the phases add up to {stage.phases:.0%} of the step: their clock does not wait for the device")
+        found.append(
+            f"the phases add up to {stage.phases:.0%} of the step: their clock does not wait for the device"
+        )
     if stage.step > SPEED * v3.step:
         found.append(f"{stage.step / v3.step:.1f} times stage 5's step")
     if v3.step > SPEED * stage.step:
-        found.append(f"{v3.step / stage.step:.1f} times as fast as stage 5: what does it leave out?")
+        found.append(
+            f"{v3.step / stage.step:.1f} times as fast as stage 5: what does it leave out?"
+        )
     return found
 
 
 def row(stage: Stage, v1: Stage) -> list[object]:
     first, last = stage.losses
-    counted, phases = stage.updates, stage.phases
+    counted = stage.updates
+    phases = stage.phases
     return [
-        stage.name, f"{first:.2f} to {last:.2f}", stage.run["training"]["batch_size"] / stage.step * 1e3, v1.step / stage.step,
+        stage.name,
+        f"{first:.2f} to {last:.2f}",
+        stage.run["training"]["batch_size"] / stage.step * 1e3,
+        v1.step / stage.step,
         f"{counted['updated']} of {counted['parameters']}" if counted else "all (checked)",
-        f"{phases:.0%}" if phases is not None else "", stage.run["memory"]["peak_mib"], counted["state_mib"] if counted else None,
-    ]  # fmt: skip
+        f"{phases:.0%}" if phases is not None else "",
+        stage.run["memory"]["peak_mib"],
+        counted["state_mib"] if counted else None,
+    ]
 
 
 def report(stages: list[Stage]) -> Report:
     """Conditions, one row for each run, what is wrong with each, and what this device cannot show."""
-    v1, v3 = stages[0], next(stage for stage in stages if stage.number == V3)
-    header = ["stage", "loss", "samples/s", "x Version 1", "with gradient", "phases / step",
-              f"peak MiB ({v1.run['memory']['kind']})", "MiB of moments"]  # fmt: skip
-    steps, tokens = len(v1.run["loss"]["all"]), math.exp(v1.run["loss"]["uniform"])
+    v1 = stages[0]
+    v3 = next(stage for stage in stages if stage.number == V3)
+    header = [
+        "stage",
+        "loss",
+        "samples/s",
+        "x Version 1",
+        "with gradient",
+        "phases / step",
+        f"peak MiB ({v1.run['memory']['kind']})",
+        "MiB of moments",
+    ]
+    steps = len(v1.run["loss"]["all"])
+    tokens = math.exp(v1.run["loss"]["uniform"])
     result = Report("Stages compared")
-    result.text(f"{run_facts.describe(v1.run)}; {steps} steps; {v1.run['data']['name']}, {tokens:.0f} tokens")
+    result.text(
+        f"{run_facts.describe(v1.run)}; {steps} steps; {v1.run['data']['name']}, {tokens:.0f} tokens"
+    )
     result.table(header, [row(stage, v1) for stage in stages])
     result.section("Key observations")
-    result.facts([(stage.name, "; ".join(findings(stage, v1, v3)) or "nothing found") for stage in stages[1:]])
-    caveats = {stage.number: stage.updates["caveat"] for stage in stages if stage.updates and not stage.fixed}
+    result.facts(
+        [
+            (stage.name, "; ".join(findings(stage, v1, v3)) or "nothing found")
+            for stage in stages[1:]
+        ]
+    )
+    caveats = {
+        stage.number: stage.updates["caveat"]
+        for stage in stages
+        if stage.updates and not stage.fixed
+    }
     result.text(*(f"Stage {number}: {caveat}." for number, caveat in caveats.items() if caveat))
     return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results-dir", type=Path, default=Path("results"), metavar="DIR", help="default: results")
+    parser.add_argument(
+        "--results-dir", type=Path, default=Path("results"), metavar="DIR", help="default: results"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE.md", help="write the same as Markdown")
     options = cli.parse(parser)
     if options.output:

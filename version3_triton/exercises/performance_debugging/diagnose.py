@@ -1,8 +1,10 @@
-"""Statistics of every layer's output for one batch: they show where values grow, vanish or become NaN.
+"""Statistics of every layer's output for one batch: they show where values grow, vanish or become
+NaN.
 
-A forward hook reads the output of a module without a change to the model. The rows are in the order of the computation: the
-embedding, the attention, feed-forward part and sum (the residual stream) of each layer, the last norm, the logits. A well
-initialized model keeps every standard deviation within a few powers of ten of 1, and its logits are small.
+A forward hook reads the output of a module without a change to the model. The rows are in the order
+of the computation: the embedding, the attention, feed-forward part and sum (the residual stream) of
+each layer, the last norm, the logits. A well initialized model keeps every standard deviation
+within a few powers of ten of 1, and its logits are small.
 """
 
 import math
@@ -19,7 +21,8 @@ from tracepage.show import tables
 import torch
 from torch import Tensor, nn
 
-WATCHED = re.compile(r"embed_tokens|layers\.\d+(\.self_attn|\.mlp)?|norm|lm_head")  # modules with a row
+# modules with a row
+WATCHED = re.compile(r"embed_tokens|layers\.\d+(\.self_attn|\.mlp)?|norm|lm_head")
 
 
 def report(make_model: Callable[..., nn.Module], options: RunOptions) -> str:
@@ -40,7 +43,8 @@ def report(make_model: Callable[..., nn.Module], options: RunOptions) -> str:
 
 
 def statistics(model: nn.Module, inputs: Tensor) -> list[list[object]]:
-    """Module; min, max, standard deviation and number of NaN of its output; standard deviation of its weight, if it is a matrix.
+    """Module; min, max, standard deviation and number of NaN of its output; standard deviation of
+    its weight, if it is a matrix.
 
     Args:
         inputs: [B, S] token ids.
@@ -55,12 +59,19 @@ def statistics(model: nn.Module, inputs: Tensor) -> list[list[object]]:
             spread = weight.std().item() if weight is not None and weight.dim() == 2 else None
             values = output.float()
             numbers = values[~values.isnan()]
-            low, high, std = (f(numbers).item() if len(numbers) else None for f in (torch.min, torch.max, torch.std))
+            low, high, std = (
+                f(numbers).item() if len(numbers) else None
+                for f in (torch.min, torch.max, torch.std)
+            )
             rows.append([name, low, high, std, int(values.isnan().sum()), spread])
 
         return hook
 
-    hooks = [module.register_forward_hook(watch(name)) for name, module in model.named_modules() if WATCHED.fullmatch(name)]
+    hooks = [
+        module.register_forward_hook(watch(name))
+        for name, module in model.named_modules()
+        if WATCHED.fullmatch(name)
+    ]
     with torch.no_grad():
         model(inputs)
     for hook in hooks:

@@ -1,12 +1,13 @@
-"""Writes the stages as handouts: the same programs under neutral names, without reports, comments and fixes.
+"""Writes the stages as handouts: the same programs under neutral names, without reports, comments
+and fixes.
 
     python make_handouts.py --output-dir handouts
     python handouts/stage_a.py --num-steps 20
 
-The folder, which lies inside the clone, gets stage_a.py to stage_f.py, their kernels, and what all stages share. A handout is
-generated from its stage: docstrings, comments, `caveat`, and the branches of `options.fixed` are left out. It trains with the
-same numbers.
-INSTRUCTOR.md says which stage each one is.
+The folder, which lies inside the clone, gets stage_a.py to stage_f.py, their kernels, and what all
+stages share. A handout is generated from its stage: docstrings, comments, `caveat`, and the
+branches of `options.fixed` are left out. It trains with the same numbers. INSTRUCTOR.md says which
+stage each one is.
 """
 
 import argparse
@@ -36,7 +37,10 @@ class Neutral(ast.NodeTransformer):
     """Removes docstrings and what `options.fixed` would choose."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and ast.get_docstring(node) is not None
+        ):
             node.body = node.body[1:] or [ast.Pass()]
         return super().generic_visit(node)
 
@@ -49,7 +53,9 @@ class Neutral(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if ast.unparse(node.func) == "Stage":
-            node.keywords = [keyword for keyword in node.keywords if keyword.arg not in ("caveat", "fixable")]
+            node.keywords = [
+                keyword for keyword in node.keywords if keyword.arg not in ("caveat", "fixable")
+            ]
             node.keywords.append(ast.keyword("fixable", ast.Constant(False)))
         return self.generic_visit(node)
 
@@ -63,24 +69,41 @@ def names(node: ast.AST) -> set[str]:
 
 
 def handout(tree: ast.Module) -> str:
-    """The definitions that a stage is made of, what they use, and the imports for them; without --fixed."""
-    start = next(i for i, node in enumerate(tree.body) if isinstance(node, ast.Expr)) + 1  # before it, the script finds `common`
-    head, body = tree.body[:start], tree.body[start:]
-    definitions = {node.name: node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    """The definitions that a stage is made of, what they use, and the imports for them; without
+    --fixed.
+    """
+    # before it, the script finds `common`
+    start = next(i for i, node in enumerate(tree.body) if isinstance(node, ast.Expr)) + 1
+    head = tree.body[:start]
+    body = tree.body[start:]
+    definitions = {
+        node.name: node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
     imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     script = [node for node in body if isinstance(node, ast.Assign | ast.If)]
     used = set().union(*map(names, script))
-    while more := set().union(*(names(definitions[name]) for name in used & definitions.keys())) - used:
+    while (
+        more := set().union(*(names(definitions[name]) for name in used & definitions.keys()))
+        - used
+    ):
         used |= more
     for node in imports:
-        node.names = [alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) in used]
+        node.names = [
+            alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) in used
+        ]
     kept = [node for name, node in definitions.items() if name in used]
-    return ast.unparse(ast.Module([*head, *(node for node in imports if node.names), *kept, *script], type_ignores=[]))
+    return ast.unparse(
+        ast.Module(
+            [*head, *(node for node in imports if node.names), *kept, *script], type_ignores=[]
+        )
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="the folder for the handouts")
+    parser.add_argument(
+        "--output-dir", type=Path, required=True, metavar="DIR", help="the folder for the handouts"
+    )
     folder = writable_folder(cli.parse(parser).output_dir, "--output-dir")
     for name in SHARED:
         write_text(folder / name, (HERE / name).read_text())

@@ -1,8 +1,10 @@
-"""What the stages share. A stage is Version 3 with one part replaced, which its file hands to `Stage`.
+"""What the stages share. A stage is Version 3 with one part replaced, which its file hands to
+`Stage`.
 
-Every stage takes Version 3's flags but --mode, and `--diagnose`, which prints statistics of the first batch in place of training.
-All stages time their phases, so that the line of phases gives none of them away. All but stage 5 take `--fixed`, which undoes the
-replacement. The record of a run (schema tiny-llama-run/1) gets a section more:
+Every stage takes Version 3's flags but --mode, and `--diagnose`, which prints statistics of the
+first batch in place of training. All stages time their phases, so that the line of phases gives
+none of them away. All but stage 5 take `--fixed`, which undoes the replacement. The record of a run
+(schema tiny-llama-run/1) gets a section more:
 
     "stage": {"fixed": false, "parameters": 26, "updated": 26, "state_mib": 22.0, "caveat": null}
 
@@ -42,11 +44,16 @@ class StageOptions(RunOptions):
 class Stage:
     description: str | None  # for --help
     file: str  # of the stage; it names the record
-    change: Callable[[nn.Module, StageOptions], None] = lambda model, options: None  # replaces parts of Version 3's model
-    replaced: Callable[[StageOptions], StageOptions] = lambda options: options  # the options of the run, with parts replaced
-    caveat: Callable[[torch.device], str | None] = lambda device: None  # a sentence about what a device cannot show, or None
-    defaults: Mapping[str, object] = field(default_factory=dict)  # of flags, where they are not Version 3's
-    flags: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the stage alone, with what argparse takes for each
+    # replaces parts of Version 3's model
+    change: Callable[[nn.Module, StageOptions], None] = lambda model, options: None
+    # the options of the run, with parts replaced
+    replaced: Callable[[StageOptions], StageOptions] = lambda options: options
+    # a sentence about what a device cannot show, or None
+    caveat: Callable[[torch.device], str | None] = lambda device: None
+    # of flags, where they are not Version 3's
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    # of the stage alone, with what argparse takes for each
+    flags: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     fixable: bool = True  # whether it takes --fixed
 
     def make_model(self, options: StageOptions) -> nn.Module:
@@ -61,7 +68,11 @@ class Stage:
         group = parser.add_argument_group("stage")
         if self.fixable:
             group.add_argument("--fixed", action="store_true", help="with the fix")
-        group.add_argument("--diagnose", action="store_true", help="print statistics of every layer on the first batch, and end")
+        group.add_argument(
+            "--diagnose",
+            action="store_true",
+            help="print statistics of every layer on the first batch, and end",
+        )
         for flag, taken in self.flags.items():
             group.add_argument(flag, **taken)
         return cli.resolve(StageOptions, cli.parse(parser, arguments), v3.SWITCHES)
@@ -77,7 +88,8 @@ class Stage:
         run = v3.train(self.replaced(replace(options, name=Path(self.file).stem)), self.make_model)
         run.amend(stage={"fixed": options.fixed, **updated(run.optimizer), "caveat": caveat})
         if run_record.finished(run.record) and "phases_ms" in run.record:
-            total, step = sum(phase["median"] for phase in run.record["phases_ms"].values()), run.record["step_ms"]["median"]
+            total = sum(phase["median"] for phase in run.record["phases_ms"].values())
+            step = run.record["step_ms"]["median"]
             print(f"  phases       {total:.2f} ms together, {total / step:.0%} of a step")
         return run.exit_code
 
@@ -88,7 +100,12 @@ class Stage:
 
 def updated(optimizer: torch.optim.Optimizer) -> dict[str, float]:
     """How many parameters there are, for how many the optimizer has moments, and their MiB."""
-    moments = [tensor for state in optimizer.state.values() for tensor in state.values() if isinstance(tensor, Tensor)]
+    moments = [
+        tensor
+        for state in optimizer.state.values()
+        for tensor in state.values()
+        if isinstance(tensor, Tensor)
+    ]
     return {
         "parameters": sum(len(group["params"]) for group in optimizer.param_groups),
         "updated": len(optimizer.state),

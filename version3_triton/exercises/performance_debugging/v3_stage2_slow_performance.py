@@ -1,8 +1,9 @@
 """Stage 2: "Correct, but slow."
 
-"The losses are those of Version 1. For serving we hold keys and values as the cache of the inference server does, the positions
-of a channel side by side, and every query head has its own, so that one piece of code serves and trains. Then comes PyTorch's
-fused attention. And yet a step takes longer than before, and with longer sequences memory runs out. What is left to fuse?"
+"The losses are those of Version 1. For serving we hold keys and values as the cache of the
+inference server does, the positions of a channel side by side, and every query head has its own, so
+that one piece of code serves and trains. Then comes PyTorch's fused attention. And yet a step takes
+longer than before, and with longer sequences memory runs out. What is left to fuse?"
 
     python v3_stage2_slow_performance.py --seq-len 1024 --num-steps 20 --profile-operators
 """
@@ -30,7 +31,8 @@ def as_in_the_cache(x: Tensor, groups: int) -> Tensor:
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal softmax attention; q [B, H, S, Dh], k and v [B, K, S, Dh] -> [B, H, S, Dh]."""
     groups = q.shape[1] // k.shape[1]
-    k, v = as_in_the_cache(k, groups), as_in_the_cache(v, groups)
+    k = as_in_the_cache(k, groups)
+    v = as_in_the_cache(v, groups)
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
@@ -41,7 +43,8 @@ def attention_of_copies(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-STAGE = Stage(__doc__, __file__, change, defaults={"num_kv_heads": 2})  # grouped heads at every preset
+# grouped heads at every preset
+STAGE = Stage(__doc__, __file__, change, defaults={"num_kv_heads": 2})
 
 if __name__ == "__main__":
     STAGE.main()

@@ -1,8 +1,8 @@
 """Stage 3: "The slide says it is fast."
 
-"Attention is right again, so I measured the phases of a step with Python's best clock. Forward, backward and optimizer together
-take a fraction of what your harness calls a step, and that sum is on my slide now. What does the harness count that is not
-training?"
+"Attention is right again, so I measured the phases of a step with Python's best clock. Forward,
+backward and optimizer together take a fraction of what your harness calls a step, and that sum is
+on my slide now. What does the harness count that is not training?"
 
     python v3_stage3_fake_timing.py --preset medium --batch-size 64 --use-amp --num-steps 20
 """

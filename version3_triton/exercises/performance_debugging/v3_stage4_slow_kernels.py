@@ -1,7 +1,8 @@
 """Stage 4: "Everything is a kernel now."
 
-"Both matrix products and SwiGLU in one kernel: gate and up never exist in memory, so by the bytes it must be faster. The clock is
-right this time, and the numbers are. But a step takes many times as long. Is Triton's compiler so bad?"
+"Both matrix products and SwiGLU in one kernel: gate and up never exist in memory, so by the bytes
+it must be faster. The clock is right this time, and the numbers are. But a step takes many times as
+long. Is Triton's compiler so bad?"
 
     python v3_stage4_slow_kernels.py --num-steps 20 --profile-operators                    # on a CPU add --batch-size 1
 """

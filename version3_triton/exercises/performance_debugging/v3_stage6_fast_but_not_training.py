@@ -1,8 +1,9 @@
 """Stage 6: "Faster than yours."
 
-"I replaced your norms by a kernel of my own, a dozen lines in place of two hundred, and its output is the same. A step now takes
-much less time than yours, and less memory, so there was a lot of overhead in them. The loss falls. Your harness refuses
-to start it, though, so I switched that check off. Please merge, and repair the check."
+"I replaced your norms by a kernel of my own, a dozen lines in place of two hundred, and its output
+is the same. A step now takes much less time than yours, and less memory, so there was a lot of
+overhead in them. The loss falls. Your harness refuses to start it, though, so I switched that check
+off. Please merge, and repair the check."
 
     python v3_stage6_fast_but_not_training.py --num-steps 50
     python v3_stage6_fast_but_not_training.py --num-steps 50 --skip-check
@@ -28,7 +29,8 @@ def change(model: v3.TinyLlama, options: StageOptions) -> None:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """weight * x / sqrt(mean(x^2) + eps); x [..., D], weight [D]."""
     if kernels.missing(x.device):
-        with torch.no_grad():  # autograd sees nothing of what a kernel writes; without one, this is how to hide it
+        # autograd sees nothing of what a kernel writes; without one, this is how to hide it
+        with torch.no_grad():
             return kernels.reference.rms_norm(x, weight, eps)
     from norm_kernel import normalize
 
@@ -49,7 +51,11 @@ def caveat(device: torch.device) -> str | None:
     return None
 
 
-SKIP = dict(action="store_false", dest="check_gradients", help="train without asking whether every parameter gets a gradient")
+SKIP = dict(
+    action="store_false",
+    dest="check_gradients",
+    help="train without asking whether every parameter gets a gradient",
+)
 STAGE = Stage(__doc__, __file__, change, caveat=caveat, flags={"--skip-check": SKIP})
 
 if __name__ == "__main__":

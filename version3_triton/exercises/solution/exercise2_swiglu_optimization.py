@@ -1,4 +1,6 @@
-"""Exercise 2, solved: SwiGLU as a forward and a backward kernel, in autograd. ../starter/ describes the arguments."""
+"""Exercise 2, solved: SwiGLU as a forward and a backward kernel, in autograd. ../starter/ describes
+the arguments.
+"""
 
 import torch
 import triton
@@ -9,7 +11,9 @@ from torch import Tensor
 
 @triton.jit
 def swiglu_forward_kernel(gate_ptr, up_ptr, y_ptr, size, gate_row, up_row, BLOCK: tl.constexpr):
-    """y = g sigmoid(g) u for each element g of gate and u of up; computes in float32 and writes the dtype of y."""
+    """y = g sigmoid(g) u for each element g of gate and u of up; computes in float32 and writes the
+    dtype of y.
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < size
@@ -21,9 +25,19 @@ def swiglu_forward_kernel(gate_ptr, up_ptr, y_ptr, size, gate_row, up_row, BLOCK
 
 @triton.jit
 def swiglu_backward_kernel(
-        gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, size, gate_row, up_row, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """dgate and dup from dy; recomputes sigmoid(gate). Programs, dtypes, gate and up are those of the forward kernel."""
+    gate_ptr,
+    up_ptr,
+    dy_ptr,
+    dgate_ptr,
+    dup_ptr,
+    size,
+    gate_row,
+    up_row,
+    BLOCK: tl.constexpr,
+):
+    """dgate and dup from dy; recomputes sigmoid(gate). Programs, dtypes, gate and up are those of
+    the forward kernel.
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < size
@@ -43,7 +57,8 @@ class SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, gate: Tensor, up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up)  # the product before made both, so this takes no extra memory
+        # the product before made both, so this takes no extra memory
+        ctx.save_for_backward(gate, up)
         return launch_swiglu_forward(swiglu_forward_kernel, gate, up)
 
     @staticmethod

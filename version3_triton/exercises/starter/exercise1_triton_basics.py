@@ -1,7 +1,8 @@
 """Exercise 1: programs, blocks and rows. ../exercise1_triton_basics.md describes the problems.
 
-Replace each line that names its problem, and run `pytest test_exercises.py -k exercise1` in the folder above. The arguments of
-a kernel are pointers, then sizes, then strides; ../adapter.py passes them. Strides and offsets count elements, not bytes.
+Replace each line that names its problem, and run `pytest test_exercises.py -k exercise1` in the
+folder above. The arguments of a kernel are pointers, then sizes, then strides; ../adapter.py passes
+them. Strides and offsets count elements, not bytes.
 """
 
 import triton
@@ -28,7 +29,8 @@ def add_grid(size: int, block: int) -> tuple[int]:
 
 @triton.jit
 def softmax_kernel(x_ptr, out_ptr, size, x_row, x_column, BLOCK: tl.constexpr):
-    """out[r, c] = exp(x[r, c] - m) / sum of exp(x[r, :] - m), with m the maximum of row r; program r computes row r.
+    """out[r, c] = exp(x[r, c] - m) / sum of exp(x[r, :] - m), with m the maximum of row r; program
+    r computes row r.
 
     Computes in float32 and writes the dtype of out.
 

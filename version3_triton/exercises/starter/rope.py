@@ -1,6 +1,7 @@
 """Exercise 1, problem (rope): a rotary embedding. ../exercise1_triton_basics.md describes it.
 
-Replace the line that names the problem, and run `pytest test_exercises.py -k rope` in the folder above.
+Replace the line that names the problem, and run `pytest test_exercises.py -k rope` in the folder
+above.
 """
 
 import triton

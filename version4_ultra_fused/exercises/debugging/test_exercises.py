@@ -59,7 +59,9 @@ def test_gradients_are_those_of_float64():
         torch.manual_seed(0)
         model = v4.TinyLlama(CONFIG).double()
         model.loss(*(A, B)[i]).backward()  # autograd's, without a memory plan
-        exact: dict[str, Any] = {name: parameter.grad for name, parameter in model.named_parameters()}
+        exact: dict[str, Any] = {
+            name: parameter.grad for name, parameter in model.named_parameters()
+        }
         error = {name: (step[name] - exact[name]).norm() / exact[name].norm() for name in exact}
         wrong = [name for name in error if error[name] > 1e-3]
         assert not wrong, f"problem (adding): step {i + 1}: wrong gradients of {', '.join(wrong)}"

@@ -1,10 +1,11 @@
-"""Selects the files of the problems to test, and runs them on two processes of this machine, on the CPU with gloo.
+"""Selects the files of the problems to test, and runs them on two processes of this machine, on the
+CPU with gloo.
 
     pytest test_exercises.py                               # starter/, which you fill in
     KERNEL_EXERCISES=solution pytest test_exercises.py     # solution/
 
-`run(job)` calls one of the jobs at the end of this file on every rank. A job builds its inputs, calls your functions
-and returns arrays, which test_exercises.py compares with those of one process.
+`run(job)` calls one of the jobs at the end of this file on every rank. A job builds its inputs,
+calls your functions and returns arrays, which test_exercises.py compares with those of one process.
 """
 
 import functools
@@ -29,7 +30,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 load = functools.partial(exercises.load, Path(__file__).parent)
 RANKS = 2
 LIMIT = timedelta(seconds=60)  # a rank waits this long for the other
-ADAMW = {"lr": 1e-2, "eps": 1e-4}  # AdamW divides by |g| + eps: a small eps would turn rounding of a tiny g into a large update
+# AdamW divides by |g| + eps: a small eps would turn rounding of a tiny g into a large update
+ADAMW = {"lr": 1e-2, "eps": 1e-4}
 Arrays = dict[str, np.ndarray]
 
 
@@ -38,7 +40,8 @@ def _on_one_rank(rank: int, store_file: str, job: Callable, arguments: tuple) ->
     store = dist.FileStore(store_file, RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=LIMIT)
     try:
-        dist.barrier()  # a job that fails at once does not leave while the other rank still connects
+        # a job that fails at once does not leave while the other rank still connects
+        dist.barrier()
         return job(*arguments)
     finally:
         dist.destroy_process_group()
@@ -50,18 +53,26 @@ def _pool() -> ProcessPoolExecutor:
 
 
 def run(job: Callable, *arguments: object) -> list:
-    """What the job returns on each rank, in the order of the ranks. Raises the error of a rank that failed by itself."""
+    """What the job returns on each rank, in the order of the ranks. Raises the error of a rank that
+    failed by itself.
+    """
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
-        futures = [_pool().submit(_on_one_rank, rank, store, job, arguments) for rank in range(RANKS)]
-        errors = [error for future in futures if (error := future.exception())]  # waits for the rank
+        futures = [
+            _pool().submit(_on_one_rank, rank, store, job, arguments) for rank in range(RANKS)
+        ]
+        # waits for the rank
+        errors = [error for future in futures if (error := future.exception())]
     if errors:
-        raise min(errors, key=lambda error: "gloo" in str(error))  # which says that the other rank has left
+        # which says that the other rank has left
+        raise min(errors, key=lambda error: "gloo" in str(error))
     return [future.result() for future in futures]
 
 
 class Collectives(TorchDispatchMode):
-    """Counts the collectives that run in its `with` block, by name: allreduce, broadcast, reduce_scatter, allgather."""
+    """Counts the collectives that run in its `with` block, by name: allreduce, broadcast,
+    reduce_scatter, allgather.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +85,9 @@ class Collectives(TorchDispatchMode):
 
 
 def model(seed: int = 0) -> SmallModel:
-    """The same weights for the same seed. The number of weights is odd, so two ranks cannot share them equally."""
+    """The same weights for the same seed. The number of weights is odd, so two ranks cannot share
+    them equally.
+    """
     torch.manual_seed(seed)
     return SmallModel(vocabulary=62, hidden=15, ffn=20, layers=2)
 
@@ -114,11 +127,18 @@ def average() -> tuple[Arrays, Counter]:
 
 
 def overlap(bucket_bytes: int) -> tuple[Arrays, Counter, int, int]:
-    """Problem 2: gradients of the second step, its collectives, those begun before the last gradient, and how many buckets."""
-    problem, ours = load("problem2_overlap"), model()
-    counted, before_last = Collectives(), []
-    for parameter in ours.parameters():  # these hooks run before yours; the last that runs is that of the last gradient
-        parameter.register_post_accumulate_grad_hook(lambda _: before_last.append(counted.calls.total()))
+    """Problem 2: gradients of the second step, its collectives, those begun before the last
+    gradient, and how many buckets.
+    """
+    problem = load("problem2_overlap")
+    ours = model()
+    counted = Collectives()
+    before_last = []
+    # these hooks run before yours; the last that runs is that of the last gradient
+    for parameter in ours.parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda _: before_last.append(counted.calls.total())
+        )
     overlapped = problem.OverlappedGradients(ours, bucket_bytes)
     for step in range(2):
         counted.calls.clear()
@@ -131,7 +151,9 @@ def overlap(bucket_bytes: int) -> tuple[Arrays, Counter, int, int]:
 
 
 def train_sharded(steps: int) -> tuple[Arrays, Counter, int]:
-    """Problem 3: weights after some steps, the collectives of the last, and the elements of AdamW's moments on this rank."""
+    """Problem 3: weights after some steps, the collectives of the last, and the elements of AdamW's
+    moments on this rank.
+    """
     ours = model()
     optimizer = load("problem3_zero1").ShardedAdamW(ours, **ADAMW)
     for step in range(steps):
@@ -139,5 +161,10 @@ def train_sharded(steps: int) -> tuple[Arrays, Counter, int]:
         ours(*share(step)).backward()
         with Collectives() as counted:
             optimizer.step()
-    moments = [tensor for state in optimizer.optimizer.state.values() for tensor in state.values() if tensor.dim()]
+    moments = [
+        tensor
+        for state in optimizer.optimizer.state.values()
+        for tensor in state.values()
+        if tensor.dim()
+    ]
     return arrays(ours.named_parameters()), counted.calls, sum(moment.numel() for moment in moments)

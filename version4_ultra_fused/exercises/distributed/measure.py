@@ -1,10 +1,12 @@
-"""Measures your functions on several processes: NCCL (RCCL) with one GPU a process, or gloo on a CPU. torchrun starts it.
+"""Measures your functions on several processes: NCCL (RCCL) with one GPU a process, or gloo on a
+CPU. torchrun starts it.
 
     torchrun --standalone --nproc-per-node 2 measure.py
 
-It times a step of the small model without communication, and with each form of problems 1 to 3; median over --num-steps. What you
-have not written yet is named and left out. KERNEL_EXERCISES=solution measures the solutions. A step without communication trains
-each rank alone: it is what the other steps would take if communication were free.
+It times a step of the small model without communication, and with each form of problems 1 to 3;
+median over --num-steps. What you have not written yet is named and left out.
+KERNEL_EXERCISES=solution measures the solutions. A step without communication trains each rank
+alone: it is what the other steps would take if communication were free.
 """
 
 import argparse
@@ -30,7 +32,8 @@ import torch.distributed as dist
 from small_model import SmallModel, random_batch
 
 Step = Callable[[], object]
-VOCABULARY, BUCKET_BYTES = 1000, 25 * 2**20
+VOCABULARY = 1000
+BUCKET_BYTES = 25 * 2**20
 STEPS = ("no communication", "flat", "overlap", "zero1")
 
 
@@ -40,7 +43,10 @@ def after_backward(form: str, model: SmallModel) -> list[Step]:
         return [adapter.load("problem3_zero1").ShardedAdamW(model, lr=1e-3).step]
     update = torch.optim.AdamW(model.parameters(), lr=1e-3).step
     if form == "overlap":
-        return [adapter.load("problem2_overlap").OverlappedGradients(model, BUCKET_BYTES).finish, update]
+        return [
+            adapter.load("problem2_overlap").OverlappedGradients(model, BUCKET_BYTES).finish,
+            update,
+        ]
     if form == "flat":
         return [functools.partial(adapter.load("problem1_flat").average_gradients, model), update]
     return [update]
@@ -48,7 +54,9 @@ def after_backward(form: str, model: SmallModel) -> list[Step]:
 
 def step_of(form: str, options: Namespace, device: torch.device) -> Step:
     torch.manual_seed(0)
-    model = SmallModel(VOCABULARY, options.hidden_dim, 4 * options.hidden_dim, options.num_layers).to(device)
+    model = SmallModel(
+        VOCABULARY, options.hidden_dim, 4 * options.hidden_dim, options.num_layers
+    ).to(device)
     batch = random_batch(dist.get_rank(), VOCABULARY, options.batch_size, options.seq_len)
     ids, targets = (part.to(device) for part in batch)
     calls = after_backward(form, model)
@@ -65,18 +73,45 @@ def step_of(form: str, options: Namespace, device: torch.device) -> Step:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     cli.add(parser, "--device")
-    parser.add_argument("--num-steps", type=cli.positive, default=20, metavar="N", help="timed repeats (default: 20)")
-    parser.add_argument("--batch-size", type=cli.positive, default=8, metavar="B", help="sequences of a rank (default: 8)")
-    parser.add_argument("--seq-len", type=cli.positive, default=512, metavar="S", help="default: 512")
-    parser.add_argument("--hidden-dim", type=cli.positive, default=1024, metavar="D", help="default: 1024; F is four times D")
-    parser.add_argument("--num-layers", type=cli.positive, default=12, metavar="L", help="default: 12")
+    parser.add_argument(
+        "--num-steps",
+        type=cli.positive,
+        default=20,
+        metavar="N",
+        help="timed repeats (default: 20)",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=cli.positive,
+        default=8,
+        metavar="B",
+        help="sequences of a rank (default: 8)",
+    )
+    parser.add_argument(
+        "--seq-len", type=cli.positive, default=512, metavar="S", help="default: 512"
+    )
+    parser.add_argument(
+        "--hidden-dim",
+        type=cli.positive,
+        default=1024,
+        metavar="D",
+        help="default: 1024; F is four times D",
+    )
+    parser.add_argument(
+        "--num-layers", type=cli.positive, default=12, metavar="L", help="default: 12"
+    )
     options = cli.parse(parser)
-    here, device = ranks.here(), devices.select(options.device)
+    here = ranks.here()
+    device = devices.select(options.device)
     if not here.launched:
-        raise UsageError("start it with torchrun: torchrun --standalone --nproc-per-node 2 measure.py")
+        raise UsageError(
+            "start it with torchrun: torchrun --standalone --nproc-per-node 2 measure.py"
+        )
     distributed.start(device, timeout=600)
     if here.main_process:
-        print(f"{here.world_size} processes, {dist.get_backend()}, {devices.describe(device)['name']}, torch {torch.__version__}")
+        print(
+            f"{here.world_size} processes, {dist.get_backend()}, {devices.describe(device)['name']}, torch {torch.__version__}"
+        )
     rows = []
     for form in STEPS:
         try:

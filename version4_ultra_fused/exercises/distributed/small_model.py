@@ -1,4 +1,5 @@
-"""The small model of these exercises: an embedding, blocks of RMSNorm and SwiGLU, and a head that shares the embedding's weight.
+"""The small model of these exercises: an embedding, blocks of RMSNorm and SwiGLU, and a head that
+shares the embedding's weight.
 
 It is Version 1 without attention. Its forward pass returns the loss.
 """
@@ -41,5 +42,7 @@ class SmallModel(nn.Module):
 
 def random_batch(seed: int, vocabulary: int, batch: int, length: int) -> tuple[Tensor, Tensor]:
     """Token ids and targets [B, S] each, the same for the same seed on every rank."""
-    ids = torch.randint(vocabulary, (2, batch, length), generator=torch.Generator().manual_seed(seed))
+    ids = torch.randint(
+        vocabulary, (2, batch, length), generator=torch.Generator().manual_seed(seed)
+    )
     return ids[0], ids[1]

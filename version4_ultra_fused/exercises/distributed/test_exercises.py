@@ -1,8 +1,10 @@
-"""Tests for the problems, the same for starter/ and solution/ (adapter.py selects one). Two processes run your functions.
+"""Tests for the problems, the same for starter/ and solution/ (adapter.py selects one). Two
+processes run your functions.
 
     pytest test_exercises.py -k problem2       # one problem
 
-Each test compares with one process that computes the whole batch, in float32. Tests also count collectives. They assert no speed.
+Each test compares with one process that computes the whole batch, in float32. Tests also count
+collectives. They assert no speed.
 """
 
 import adapter
@@ -10,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-overlap, accounting = adapter.load("problem2_overlap"), adapter.load("problem4_accounting")
+overlap = adapter.load("problem2_overlap")
+accounting = adapter.load("problem4_accounting")
 MODEL_BYTES = sum(parameter.nbytes for parameter in adapter.model().parameters())
 
 
@@ -18,7 +21,9 @@ def check(got: adapter.Arrays, expected: adapter.Arrays) -> None:
     """Asserts the same names, and the same numbers but for rounding in float32."""
     assert got.keys() == expected.keys()
     for name, array in expected.items():
-        np.testing.assert_allclose(got[name], array, rtol=1e-5, atol=1e-5 * abs(array).max(), err_msg=name)
+        np.testing.assert_allclose(
+            got[name], array, rtol=1e-5, atol=1e-5 * abs(array).max(), err_msg=name
+        )
 
 
 def one_process(step: int = 0) -> adapter.Arrays:
@@ -45,7 +50,11 @@ def test_problem2_buckets():
     sizes = [100, 20, 10, 10, 100]
     parameters = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
     buckets = overlap.fill_buckets(parameters, 100)
-    assert [[parameter.numel() for parameter in bucket] for bucket in buckets] == [[100], [10, 10, 20], [100]]
+    assert [[parameter.numel() for parameter in bucket] for bucket in buckets] == [
+        [100],
+        [10, 10, 20],
+        [100],
+    ]
     assert [parameter for bucket in buckets for parameter in bucket] == parameters[::-1]
 
 
@@ -70,23 +79,32 @@ def test_problem3_weights():
         check(weights, adapter.arrays(model.named_parameters()))
         assert calls == {"reduce_scatter": 1, "allgather": 1}
     padded = MODEL_BYTES // 4 + 1
-    assert [elements for *_, elements in results] == [padded, padded]  # two moments of half the weights
+    # two moments of half the weights
+    assert [elements for *_, elements in results] == [padded, padded]
 
 
 @pytest.mark.parametrize("stage, gigabytes", [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
 def test_problem4_memory_of_the_paper(stage, gigabytes):
-    """Figure 1 of Rajbhandari et al. 2020: 7.5 B parameters, 64 ranks; 2 bytes a weight and a gradient, 12 for the optimizer."""
-    assert accounting.state_bytes(7_500_000_000, 64, stage, 2, 2, 12) / 1e9 == pytest.approx(gigabytes, abs=0.06)
+    """Figure 1 of Rajbhandari et al. 2020: 7.5 B parameters, 64 ranks; 2 bytes a weight and a
+    gradient, 12 for the optimizer.
+    """
+    assert accounting.state_bytes(7_500_000_000, 64, stage, 2, 2, 12) / 1e9 == pytest.approx(
+        gigabytes, abs=0.06
+    )
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_problem4_bytes_of_a_ring(ranks):
     """Each rank sends 2 (R - 1) messages, each an R-th of the elements in float32."""
-    assert accounting.sent_bytes(24 * ranks, ranks, stage=0) == pytest.approx(2 * (ranks - 1) * 24 * 4)
+    assert accounting.sent_bytes(24 * ranks, ranks, stage=0) == pytest.approx(
+        2 * (ranks - 1) * 24 * 4
+    )
 
 
 def test_problem4_bytes_by_stage():
-    """Section 7 of the paper: stages 1 and 2 send as much as DDP, and stage 3 sends half as much again."""
+    """Section 7 of the paper: stages 1 and 2 send as much as DDP, and stage 3 sends half as much
+    again.
+    """
     stages = [accounting.sent_bytes(1000, 4, stage, element=2) for stage in range(4)]
     assert stages == [3000, 3000, 3000, 4500]
 

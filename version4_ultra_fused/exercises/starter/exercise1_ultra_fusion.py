@@ -1,7 +1,9 @@
-"""Exercise 1: the epilogue of a matrix product. ../exercise1_ultra_fusion.md describes the problems.
+"""Exercise 1: the epilogue of a matrix product. ../exercise1_ultra_fusion.md describes the
+problems.
 
-Replace each line that names its problem, and run `pytest test_exercises.py` in the folder above. `acc` is the program's tile of
-the product, [BM, BN] in float32; ../plain_matmul.py has the main loop and a kernel with the plainest epilogue.
+Replace each line that names its problem, and run `pytest test_exercises.py` in the folder above.
+`acc` is the program's tile of the product, [BM, BN] in float32; ../plain_matmul.py has the main
+loop and a kernel with the plainest epilogue.
 """
 
 # ruff: noqa: F841  (the tile is for your code)
@@ -13,9 +15,21 @@ from plain_matmul import product
 
 @triton.jit
 def gate_up_kernel(
-        x_ptr, w_ptr, gate_up_ptr, y_ptr, M, N, K, w_row, w_depth, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """gate_up = x W^T, and y = silu(gate) up from the float32 tile. Column 2 i of gate_up is gate, column 2 i + 1 is up.
+    x_ptr,
+    w_ptr,
+    gate_up_ptr,
+    y_ptr,
+    M,
+    N,
+    K,
+    w_row,
+    w_depth,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """gate_up = x W^T, and y = silu(gate) up from the float32 tile. Column 2 i of gate_up is gate,
+    column 2 i + 1 is up.
 
     Args:
         x_ptr: [M, K].
@@ -31,8 +45,19 @@ def gate_up_kernel(
 
 @triton.jit
 def residual_kernel(
-        x_ptr, w_ptr, stream_ptr, out_ptr, M, N, K, w_row, w_depth, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    w_ptr,
+    stream_ptr,
+    out_ptr,
+    M,
+    N,
+    K,
+    w_row,
+    w_depth,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
     """out = stream + x W^T, added in float32.
 
     Args:

@@ -1,14 +1,18 @@
-"""Matrices in FP8, each with one scale (Micikevicius et al. 2022, arXiv:2209.05433), and the kernels that write them.
+"""Matrices in FP8, each with one scale (Micikevicius et al. 2022, arXiv:2209.05433), and the
+kernels that write them.
 
-A number x of a tensor is stored in 8 bits as x / s. The scale s puts the tensor's largest magnitude at the largest number of the
-format: 448 in e4m3 (3 bits of mantissa; 240 on MI300), 57,344 in e5m2 (2 bits, for gradients, which span more powers of two). The
-largest magnitude is known only when all of the tensor is there. So s follows from the last HISTORY steps ("delayed scaling"), and
-one pass over the tensor scales it, clamps what is too large, and finds the maximum for the steps that follow. SwiGLU's kernel
-does this as it computes the tensor. All other tensors are read again by `quantize`.
+A number x of a tensor is stored in 8 bits as x / s. The scale s puts the tensor's largest magnitude
+at the largest number of the format: 448 in e4m3 (3 bits of mantissa; 240 on MI300), 57,344 in e5m2
+(2 bits, for gradients, which span more powers of two). The largest magnitude is known only when all
+of the tensor is there. So s follows from the last HISTORY steps ("delayed scaling"), and one pass
+over the tensor scales it, clamps what is too large, and finds the maximum for the steps that
+follow. SwiGLU's kernel does this as it computes the tensor. All other tensors are read again by
+`quantize`.
 
-Tensor cores read both factors of an FP8 product along the summed dimension. A product x W^T and its two gradients sum over
-inputs, outputs and tokens, so each kernel writes its result twice: by rows [N, C], and transposed [C, N]. Bytes moved for
-each number of the result, where a number of 16 bits has 2:
+Tensor cores read both factors of an FP8 product along the summed dimension. A product x W^T and its
+two gradients sum over inputs, outputs and tokens, so each kernel writes its result twice: by rows
+[N, C], and transposed [C, N]. Bytes moved for each number of the result, where a number of 16 bits
+has 2:
 
     quantize               4          reads 2, writes 1 + 1
     swiglu                 6          reads gate and up (4), writes 1 + 1
@@ -27,7 +31,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TOKENS, COLUMNS = 32, 128  # of a program's tile; columns of gate and up, where these take turns
+# of a program's tile; columns of gate and up, where these take turns
+TOKENS = 32
+COLUMNS = 128
 
 
 @triton.jit
@@ -41,15 +47,29 @@ def _stored(x, scale_ptr, largest_ptr, MAX: tl.constexpr):
 def _store(x, row, column, rows, columns, out_ptr):
     """A tile x of out [rows, columns]."""
     place = row.to(tl.int64)[:, None] * columns + column[None, :]
-    tl.store(out_ptr + place, x.to(out_ptr.dtype.element_ty), mask=(row < rows)[:, None] & (column < columns)[None, :])
+    tl.store(
+        out_ptr + place,
+        x.to(out_ptr.dtype.element_ty),
+        mask=(row < rows)[:, None] & (column < columns)[None, :],
+    )
 
 
 @triton.jit
 def _quantize(
-        x_ptr, rows_ptr, columns_ptr, scale_ptr, largest_ptr, N, C, x_row,
-        MAX: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    n, c = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    x_ptr,
+    rows_ptr,
+    columns_ptr,
+    scale_ptr,
+    largest_ptr,
+    N,
+    C,
+    x_row,
+    MAX: tl.constexpr,
+    TOKENS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    n = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     place = n.to(tl.int64)[:, None] * x_row + c[None, :]
     x = tl.load(x_ptr + place, mask=(n < N)[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
     x = _stored(x, scale_ptr, largest_ptr, MAX)
@@ -59,19 +79,38 @@ def _quantize(
 
 @triton.jit
 def _swiglu_quantized(
-        gate_up_ptr, dy_ptr, rows_ptr, columns_ptr, scale_ptr, largest_ptr, N, F,
-        BACKWARD: tl.constexpr, MAX: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    gate_up_ptr,
+    dy_ptr,
+    rows_ptr,
+    columns_ptr,
+    scale_ptr,
+    largest_ptr,
+    N,
+    F,
+    BACKWARD: tl.constexpr,
+    MAX: tl.constexpr,
+    TOKENS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """silu(gate) up [N, F], or backward the gradient of gate and up [N, 2 F], which take turns."""
-    n, both = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    n = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    both = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     pair = tl.program_id(1) * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
     row = n.to(tl.int64)[:, None]
-    gate_up = tl.load(gate_up_ptr + row * (2 * F) + both[None, :], mask=(n < N)[:, None] & (both < 2 * F)[None, :], other=0.0)
+    gate_up = tl.load(
+        gate_up_ptr + row * (2 * F) + both[None, :],
+        mask=(n < N)[:, None] & (both < 2 * F)[None, :],
+        other=0.0,
+    )
     gate, up = tl.split(tl.reshape(gate_up.to(tl.float32), (TOKENS, COLUMNS // 2, 2)))
     if BACKWARD:
-        dy = tl.load(dy_ptr + row * F + pair[None, :], mask=(n < N)[:, None] & (pair < F)[None, :], other=0.0).to(tl.float32)
+        dy = tl.load(
+            dy_ptr + row * F + pair[None, :], mask=(n < N)[:, None] & (pair < F)[None, :], other=0.0
+        ).to(tl.float32)
         dgate, dup = swiglu_gradient(gate, up, dy)
-        gradients = _stored(tl.reshape(tl.join(dgate, dup), (TOKENS, COLUMNS)), scale_ptr, largest_ptr, MAX)
+        gradients = _stored(
+            tl.reshape(tl.join(dgate, dup), (TOKENS, COLUMNS)), scale_ptr, largest_ptr, MAX
+        )
         _store(gradients, n, both, N, 2 * F, rows_ptr)
         dgate, dup = tl.split(tl.reshape(gradients, (TOKENS, COLUMNS // 2, 2)))
         _store(tl.trans(dgate), 2 * pair, n, 2 * F, N, columns_ptr)
@@ -89,23 +128,46 @@ def _empty(rows: int, columns: int, slot: Slot) -> tuple[Tensor, Tensor]:
 
 @interpretable
 def quantize(x: Tensor, slot: Slot) -> tuple[Tensor, Tensor]:
-    """x [N, C] in the slot's format, by rows [N, C] and transposed [C, N]. The slot takes the largest magnitude."""
+    """x [N, C] in the slot's format, by rows [N, C] and transposed [C, N]. The slot takes the
+    largest magnitude.
+    """
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, columns = _empty(x.shape[0], x.shape[1], slot)
     _quantize[ceil_div(x.shape[0], TOKENS), ceil_div(x.shape[1], COLUMNS)](
-        x, rows, columns, slot.scale, slot.largest, *x.shape, x.stride(0),
-        MAX=torch.finfo(slot.dtype).max, TOKENS=TOKENS, COLUMNS=COLUMNS, num_warps=4,
-    )  # fmt: skip
+        x,
+        rows,
+        columns,
+        slot.scale,
+        slot.largest,
+        *x.shape,
+        x.stride(0),
+        MAX=torch.finfo(slot.dtype).max,
+        TOKENS=TOKENS,
+        COLUMNS=COLUMNS,
+        num_warps=4,
+    )
     return rows, columns
 
 
 def _swiglu(gate_up: Tensor, dy: Tensor | None, slot: Slot) -> tuple[Tensor, Tensor]:
-    (tokens, width), backward = gate_up.shape, dy is not None
+    (tokens, width) = gate_up.shape
+    backward = dy is not None
     rows, columns = _empty(tokens, width if backward else width // 2, slot)
     _swiglu_quantized[ceil_div(tokens, TOKENS), ceil_div(width, COLUMNS)](
-        gate_up, dy, rows, columns, slot.scale, slot.largest, tokens, width // 2,
-        BACKWARD=backward, MAX=torch.finfo(slot.dtype).max, TOKENS=TOKENS, COLUMNS=COLUMNS, num_warps=4,
-    )  # fmt: skip
+        gate_up,
+        dy,
+        rows,
+        columns,
+        slot.scale,
+        slot.largest,
+        tokens,
+        width // 2,
+        BACKWARD=backward,
+        MAX=torch.finfo(slot.dtype).max,
+        TOKENS=TOKENS,
+        COLUMNS=COLUMNS,
+        num_warps=4,
+    )
     return rows, columns
 
 
@@ -116,6 +178,10 @@ def swiglu_quantized(gate_up: Tensor, slot: Slot) -> tuple[Tensor, Tensor]:
 
 
 @interpretable
-def swiglu_backward_quantized(dhidden: Tensor, gate_up: Tensor, slot: Slot) -> tuple[Tensor, Tensor]:
-    """The gradient of gate_up [N, 2 F], by rows and transposed [2 F, N], from that of silu(gate) up [N, F]."""
+def swiglu_backward_quantized(
+    dhidden: Tensor, gate_up: Tensor, slot: Slot
+) -> tuple[Tensor, Tensor]:
+    """The gradient of gate_up [N, 2 F], by rows and transposed [2 F, N], from that of silu(gate) up
+    [N, F].
+    """
     return _swiglu(gate_up.contiguous(), dhidden.contiguous(), slot)

@@ -1,8 +1,10 @@
-"""The scales of tensors in FP8, from their largest magnitudes in the last steps ("delayed scaling").
+"""The scales of tensors in FP8, from their largest magnitudes in the last steps ("delayed
+scaling").
 
-Of each product x W^T three tensors are stored in FP8: x, W and the gradient of the result. The magnitudes are state of the
-optimizer. They start at zero, which stands for ASSUMED. Gradients are those of the mean loss, so they shrink as a batch grows.
-Their magnitude is kept for the sum of the losses, so that it does not depend on the batch.
+Of each product x W^T three tensors are stored in FP8: x, W and the gradient of the result. The
+magnitudes are state of the optimizer. They start at zero, which stands for ASSUMED. Gradients are
+those of the mean loss, so they shrink as a batch grows. Their magnitude is kept for the sum of the
+losses, so that it does not depend on the batch.
 """
 
 from collections.abc import Sequence
@@ -14,8 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 HISTORY = 16  # steps
-ASSUMED = (32.0, 1.0, 4.0)  # before the first step, of x, W and the gradient: far from both ends of the formats
-X, WEIGHT, GRADIENT = 0, 1, 2
+# before the first step, of x, W and the gradient: far from both ends of the formats
+ASSUMED = (32.0, 1.0, 4.0)
+X = 0
+WEIGHT = 1
+GRADIENT = 2
 
 
 def formats() -> tuple[torch.dtype, torch.dtype]:
@@ -39,13 +44,16 @@ class Scales:
         def made(*shape: int) -> Tensor:
             return torch.zeros(len(weights), 3, *shape, device=weights[0].device)
 
-        self.largest, self.seen = made(HISTORY), made()
+        self.largest = made(HISTORY)
+        self.seen = made()
         self.scale = made(4)[..., 0]  # cuBLAS reads a scale at multiples of 16 bytes
         self.place = {weight: number for number, weight in enumerate(weights)}
         e4m3, e5m2 = formats()
         self.dtypes = (e4m3, e4m3, e5m2)
         self.assumed = torch.tensor(ASSUMED, device=weights[0].device)
-        self.most = torch.tensor([torch.finfo(dtype).max for dtype in self.dtypes], device=weights[0].device)
+        self.most = torch.tensor(
+            [torch.finfo(dtype).max for dtype in self.dtypes], device=weights[0].device
+        )
         self.unit = torch.ones(3, device=weights[0].device)  # of a magnitude in `largest`
         self.begin(1)
 
@@ -57,11 +65,15 @@ class Scales:
         """To be called before the forward pass on so many tokens: sets the scales."""
         self.unit[GRADIENT].fill_(1 / tokens)
         known = self.largest.amax(2)
-        torch.mul(torch.where(known > 0, known, self.assumed), self.unit / self.most, out=self.scale)
+        torch.mul(
+            torch.where(known > 0, known, self.assumed), self.unit / self.most, out=self.scale
+        )
         self.seen.zero_()
 
     def end(self) -> None:
         """To be called after the backward pass: keeps what was found, over all processes."""
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(self.seen, dist.ReduceOp.MAX)
-        self.largest.copy_(torch.cat([(self.seen / self.unit)[..., None], self.largest[..., :-1]], 2))
+        self.largest.copy_(
+            torch.cat([(self.seen / self.unit)[..., None], self.largest[..., :-1]], 2)
+        )

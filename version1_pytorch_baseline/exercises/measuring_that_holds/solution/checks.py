@@ -7,9 +7,12 @@ from harnesses import Device, Harness, multiply, timed, update_all
 
 
 def waits_and_warms_up(harness: Harness, device: Device) -> float:
-    """The larger of: first / second claim, and the second call's seconds per launch by `device.now()` / second claim."""
+    """The larger of: first / second claim, and the second call's seconds per launch by
+    `device.now()` / second claim.
+    """
     first = harness(device).seconds
-    launches, begin = device.launches, device.now()
+    launches = device.launches
+    begin = device.now()
     second = harness(device).seconds
     device.synchronize()
     outside = (device.now() - begin) / (device.launches - launches)
@@ -17,7 +20,9 @@ def waits_and_warms_up(harness: Harness, device: Device) -> float:
 
 
 def reads_memory(harness: Harness, device: Device) -> float:
-    """Seconds of an update of all buffers / the claim. Warm up before you time: a real GPU captures its first update."""
+    """Seconds of an update of all buffers / the claim. Warm up before you time: a real GPU captures
+    its first update.
+    """
     claim = harness(device).seconds
     timed(device, update_all)
     return timed(device, update_all) / claim
@@ -25,29 +30,37 @@ def reads_memory(harness: Harness, device: Device) -> float:
 
 def lasts(harness: Harness, device: Device, seconds: float = 10) -> float:
     """Seconds of a product after `seconds` of products / the claim."""
-    claim, end = harness(device).seconds, device.now() + seconds
+    claim = harness(device).seconds
+    end = device.now() + seconds
     while device.now() < end:
         last = timed(device, multiply)
     return last / claim
 
 
 def repeats(harness: Harness, device: Device, processes: int = 10) -> float:
-    """Half the range of the seconds that a harness claims in several processes / the error that it claims in the first."""
+    """Half the range of the seconds that a harness claims in several processes / the error that it
+    claims in the first.
+    """
     claims = [harness(each) for each in device.processes(processes)]
     seconds = [claim.seconds for claim in claims]
     return (max(seconds) - min(seconds)) / 2 / claims[0].error
 
 
 def computes(harness: Harness, device: Device) -> float:
-    """The result that `device.x`, doubled after a first call, should give / the result that a second call claims."""
+    """The result that `device.x`, doubled after a first call, should give / the result that a
+    second call claims.
+    """
     before = harness(device).result
     device.x *= 2
     return 2 * before / harness(device).result
 
 
 def p_value(a: Sequence[float], b: Sequence[float]) -> float:
-    """The share of all ways to split a + b into two such groups in which the means differ by at least as much as here."""
-    both, differences = [*a, *b], []
+    """The share of all ways to split a + b into two such groups in which the means differ by at
+    least as much as here.
+    """
+    both = [*a, *b]
+    differences = []
     for chosen in combinations(both, len(a)):  # the first are a and b themselves
         other = (sum(both) - sum(chosen)) / len(b)
         differences.append(abs(sum(chosen) / len(a) - other))

@@ -1,7 +1,8 @@
 """Five checks of harnesses and a permutation test. ../README.md has the problems.
 
-A check gets a harness and a new device, and returns a ratio: about 1 or less for a harness that holds. `harness(device)` runs the
-harness; after that the device is warm. Replace each line that names its problem.
+A check gets a harness and a new device, and returns a ratio: about 1 or less for a harness that
+holds. `harness(device)` runs the harness; after that the device is warm. Replace each line that
+names its problem.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ from harnesses import Device, Harness, multiply, timed, update_all  # noqa: F401
 
 
 def waits_and_warms_up(harness: Harness, device: Device) -> float:
-    """The larger of: first / second claim, and the second call's seconds per launch by `device.now()` / second claim.
+    """The larger of: first / second claim, and the second call's seconds per launch by
+    `device.now()` / second claim.
 
     `device.launches` before and after a call tells how many launches it made.
     """
@@ -19,7 +21,9 @@ def waits_and_warms_up(harness: Harness, device: Device) -> float:
 
 
 def reads_memory(harness: Harness, device: Device) -> float:
-    """Seconds of an update of all buffers / the claim. Warm up before you time: a real GPU captures its first update."""
+    """Seconds of an update of all buffers / the claim. Warm up before you time: a real GPU captures
+    its first update.
+    """
     raise NotImplementedError("reads_memory: problem 1 of README.md")
 
 
@@ -29,17 +33,22 @@ def lasts(harness: Harness, device: Device, seconds: float = 10) -> float:
 
 
 def repeats(harness: Harness, device: Device, processes: int = 10) -> float:
-    """Half the range of the seconds that a harness claims in several processes / the error that it claims in the first."""
+    """Half the range of the seconds that a harness claims in several processes / the error that it
+    claims in the first.
+    """
     raise NotImplementedError("repeats: problem 1 of README.md")
 
 
 def computes(harness: Harness, device: Device) -> float:
-    """The result that `device.x`, doubled after a first call, should give / the result that a second call claims."""
+    """The result that `device.x`, doubled after a first call, should give / the result that a
+    second call claims.
+    """
     raise NotImplementedError("computes: problem 1 of README.md")
 
 
 def p_value(a: Sequence[float], b: Sequence[float]) -> float:
-    """The share of all ways to split a + b into two such groups in which the means differ by at least as much as here.
+    """The share of all ways to split a + b into two such groups in which the means differ by at
+    least as much as here.
 
     Equal differences may differ in their last bits, so compare with a tolerance.
     """

@@ -1,8 +1,10 @@
-"""The profiling lab, solved. src/profiling.py describes the arguments, units and errors of the same functions.
+"""The profiling lab, solved. src/profiling.py describes the arguments, units and errors of the same
+functions.
 
 The attention here has no mask: every position reads all others.
 
-Shapes: B batch, S sequence, D model dimension (`d_model`), H heads, dk = D / H head dimension. One MB is 2^20 bytes.
+Shapes: B batch, S sequence, D model dimension (`d_model`), H heads, dk = D / H head dimension. One
+MB is 2^20 bytes.
 """
 
 import functools
@@ -24,9 +26,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def benchmark_function(
-    fn: Callable[..., object], args: Sequence[Any] = (), warmup: int = WARMUP, iterations: int = ITERATIONS, sync: bool = True
+    fn: Callable[..., object],
+    args: Sequence[Any] = (),
+    warmup: int = WARMUP,
+    iterations: int = ITERATIONS,
+    sync: bool = True,
 ) -> float:
-    """Seconds of a call `fn(*args)`: the median of `iterations` calls, after `warmup` calls that do not count."""
+    """Seconds of a call `fn(*args)`: the median of `iterations` calls, after `warmup` calls that do
+    not count.
+    """
     events = sync and torch.cuda.is_available()
 
     def mark() -> Any:
@@ -38,7 +46,8 @@ def benchmark_function(
 
     def call() -> None:
         result = fn(*args)
-        if sync and "jax" in sys.modules and not isinstance(result, Tensor):  # a function that returns JAX arrays imported JAX
+        # a function that returns JAX arrays imported JAX
+        if sync and "jax" in sys.modules and not isinstance(result, Tensor):
             sys.modules["jax"].block_until_ready(result)
 
     for _ in range(warmup):
@@ -56,8 +65,12 @@ def benchmark_function(
     return statistics.median(end - start for start, end in marks)
 
 
-def added_memory(fn: Callable[..., object], args: Sequence[Any] = (), device: str = DEVICE) -> float:
-    """MB that a call `fn(*args)` adds at its peak to what is allocated before it. A first call is not measured."""
+def added_memory(
+    fn: Callable[..., object], args: Sequence[Any] = (), device: str = DEVICE
+) -> float:
+    """MB that a call `fn(*args)` adds at its peak to what is allocated before it. A first call is
+    not measured.
+    """
     fn(*args)  # libraries allocate their workspaces here
     if device == "cpu":
         return max(itertools.accumulate(lab.allocations(fn, args)), default=0) / lab.MIB
@@ -67,10 +80,15 @@ def added_memory(fn: Callable[..., object], args: Sequence[Any] = (), device: st
     return (torch.cuda.max_memory_allocated() - before) / lab.MIB
 
 
-def component_work(batch_size: int, seq_len: int, d_model: int, num_heads: int, element_size: int) -> dict[str, tuple[int, int]]:
+def component_work(
+    batch_size: int, seq_len: int, d_model: int, num_heads: int, element_size: int
+) -> dict[str, tuple[int, int]]:
     """(FLOPs, bytes) of each component."""
     tokens = batch_size * seq_len
-    n, scores, square = tokens * d_model, num_heads * tokens * seq_len, d_model**2  # elements
+    # elements
+    n = tokens * d_model
+    scores = num_heads * tokens * seq_len
+    square = d_model**2
     product = 2 * n * seq_len  # FLOPs of q k^T, and of weights @ v
     work = {
         "qkv_projection": (6 * n * d_model, n + 3 * square + 3 * n),
@@ -85,13 +103,16 @@ def component_work(batch_size: int, seq_len: int, d_model: int, num_heads: int, 
 def profile_attention_components(
     seq_len: int, d_model: int, num_heads: int, batch_size: int = 8, device: str = DEVICE
 ) -> list[ProfileResult]:
-    """The five components of attention, each timed alone, in the order of `lab.COMPONENTS`, with memory and work."""
+    """The five components of attention, each timed alone, in the order of `lab.COMPONENTS`, with
+    memory and work.
+    """
     d_k = d_model // num_heads
     x, w_qkv, w_out = lab.projection_inputs(device, batch_size, seq_len, d_model)
 
     def qkv_projection(x: Tensor) -> list[Tensor]:
         parts = F.linear(x, w_qkv).chunk(3, dim=-1)  # 3 x [B, S, D]
-        return [part.unflatten(-1, (num_heads, d_k)).transpose(1, 2).contiguous() for part in parts]  # 3 x [B, H, S, dk]
+        # 3 x [B, H, S, dk]
+        return [part.unflatten(-1, (num_heads, d_k)).transpose(1, 2).contiguous() for part in parts]
 
     def scores_of(q: Tensor, k: Tensor) -> Tensor:
         return q @ k.transpose(-2, -1) / math.sqrt(d_k)
@@ -104,13 +125,17 @@ def profile_attention_components(
         scores = scores_of(q, k)
         weights = scores.softmax(dim=-1)
         calls: list[tuple[Callable[..., object], tuple[Tensor, ...]]] = [
-            (qkv_projection, (x,)), (scores_of, (q, k)), (functools.partial(torch.softmax, dim=-1), (scores,)),
-            (torch.matmul, (weights, v)), (output_projection, (weights @ v,)),
-        ]  # fmt: skip
+            (qkv_projection, (x,)),
+            (scores_of, (q, k)),
+            (functools.partial(torch.softmax, dim=-1), (scores,)),
+            (torch.matmul, (weights, v)),
+            (output_projection, (weights @ v,)),
+        ]
         work = component_work(batch_size, seq_len, d_model, num_heads, x.element_size())
         results = []
         for name, (fn, args) in zip(lab.COMPONENTS, calls, strict=True):
-            seconds, memory = benchmark_function(fn, args), added_memory(fn, args, device)
+            seconds = benchmark_function(fn, args)
+            memory = added_memory(fn, args, device)
             results.append(ProfileResult(name, 1e3 * seconds, memory, *work[name]))
     return results
 
@@ -122,7 +147,9 @@ def identify_bottleneck(results: Sequence[ProfileResult]) -> tuple[str, float]:
 
 
 def classify_bound(result: ProfileResult, peak_flops: float, peak_bandwidth: float) -> str:
-    """The limit on the time of a result: `compute`, `memory` or `launch`, which names the longest of three times."""
+    """The limit on the time of a result: `compute`, `memory` or `launch`, which names the longest
+    of three times.
+    """
     seconds = {
         "compute": result.flops / peak_flops,
         "memory": result.bytes_moved / peak_bandwidth,
@@ -146,7 +173,10 @@ def optimize_attention(Q: Tensor, K: Tensor, V: Tensor, optimization_level: int)
     if optimization_level == 2:
         return F.scaled_dot_product_attention(Q, K, V)
     if not lab.has_flash_kernel(Q, K, V):
-        warnings.warn(f"no flash attention for {Q.dtype} on {Q.device.type}: PyTorch chooses another kernel", stacklevel=2)
+        warnings.warn(
+            f"no flash attention for {Q.dtype} on {Q.device.type}: PyTorch chooses another kernel",
+            stacklevel=2,
+        )
         return F.scaled_dot_product_attention(Q, K, V)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return F.scaled_dot_product_attention(Q, K, V)
@@ -158,13 +188,20 @@ def _compiled_baseline() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     return torch.compile(attention_baseline, dynamic=False)  # separate code for each shape
 
 
-def compare_optimizations(batch: int, heads: int, seq_len: int, d_k: int, device: str = DEVICE) -> dict[str, float]:
-    """Milliseconds of one call without gradients: `baseline`, `sdpa`, and where they can run here `compiled` and `flash`."""
+def compare_optimizations(
+    batch: int, heads: int, seq_len: int, d_k: int, device: str = DEVICE
+) -> dict[str, float]:
+    """Milliseconds of one call without gradients: `baseline`, `sdpa`, and where they can run here
+    `compiled` and `flash`.
+    """
     q, k, v = lab.attention_inputs(device, batch, heads, seq_len, d_k)
     runs = {"compiled": lab.compile_runs_on(device), "flash": lab.has_flash_kernel(q, k, v)}
     levels = {name: level for name, level in lab.OPTIMIZATIONS.items() if runs.get(name, True)}
     with torch.no_grad():
-        return {name: 1e3 * benchmark_function(optimize_attention, (q, k, v, level)) for name, level in levels.items()}
+        return {
+            name: 1e3 * benchmark_function(optimize_attention, (q, k, v, level))
+            for name, level in levels.items()
+        }
 
 
 def attention_jax(Q: Any, K: Any, V: Any) -> Any:
@@ -185,7 +222,9 @@ def _jitted_attention() -> Callable:
 def profile_attention_components_jax(
     seq_len: int, d_model: int, num_heads: int, batch_size: int = 8, device: str = DEVICE
 ) -> list[ProfileResult]:
-    """The same five components, each a jitted JAX function, with the same inputs and the same clock; without memory."""
+    """The same five components, each a jitted JAX function, with the same inputs and the same
+    clock; without memory.
+    """
     import jax
 
     d_k = d_model // num_heads
@@ -206,7 +245,16 @@ def profile_attention_components_jax(
     def output_projection(context, w):
         return context.swapaxes(1, 2).reshape(batch_size, seq_len, d_model) @ w.T
 
-    jitted = [jax.jit(fn) for fn in (qkv_projection, score_computation, jax.nn.softmax, weighted_sum, output_projection)]
+    jitted = [
+        jax.jit(fn)
+        for fn in (
+            qkv_projection,
+            score_computation,
+            jax.nn.softmax,
+            weighted_sum,
+            output_projection,
+        )
+    ]
     q, k, v = jitted[0](x, w_qkv)
     scores = jitted[1](q, k)
     weights = jitted[2](scores)
@@ -217,10 +265,16 @@ def profile_attention_components_jax(
     ]
 
 
-def compare_frameworks(batch: int, heads: int, seq_len: int, d_k: int, device: str = DEVICE) -> dict[str, float]:
-    """Milliseconds of the same attention on the same inputs: `PyTorch eager`, `PyTorch compiled`, `JAX jit`."""
+def compare_frameworks(
+    batch: int, heads: int, seq_len: int, d_k: int, device: str = DEVICE
+) -> dict[str, float]:
+    """Milliseconds of the same attention on the same inputs: `PyTorch eager`, `PyTorch compiled`,
+    `JAX jit`.
+    """
     inputs = lab.attention_inputs(device, batch, heads, seq_len, d_k)
-    calls: dict[str, tuple[Callable[..., object], list[Any]]] = {"PyTorch eager": (attention_baseline, inputs)}
+    calls: dict[str, tuple[Callable[..., object], list[Any]]] = {
+        "PyTorch eager": (attention_baseline, inputs)
+    }
     if lab.compile_runs_on(device):
         calls["PyTorch compiled"] = (_compiled_baseline(), inputs)
     if lab.jax_runs_on(device):

@@ -1,10 +1,12 @@
 """The profiling lab, for you to fill in. README.md has the problems, in the order of this file.
 
-Replace each `raise NotImplementedError` and run `pytest tests/` in the lab's folder. Python and PyTorch are all that you need;
-lab.py makes the inputs. The attention here has no mask: every position reads all others.
+Replace each `raise NotImplementedError` and run `pytest tests/` in the lab's folder. Python and
+PyTorch are all that you need; lab.py makes the inputs. The attention here has no mask: every
+position reads all others.
 
-Shapes: B batch, S sequence, D model dimension (`d_model`), H heads, dk = D / H head dimension. One MB is 2^20 bytes.
-Dtypes: float16 on a GPU, because its matrix units and flash attention need 16 bits, and float32 on a CPU.
+Shapes: B batch, S sequence, D model dimension (`d_model`), H heads, dk = D / H head dimension. One
+MB is 2^20 bytes. Dtypes: float16 on a GPU, because its matrix units and flash attention need 16
+bits, and float32 on a CPU.
 """
 
 # ruff: noqa: F401  (imports for your code)
@@ -28,11 +30,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def benchmark_function(
-    fn: Callable[..., object], args: Sequence[Any] = (), warmup: int = WARMUP, iterations: int = ITERATIONS, sync: bool = True
+    fn: Callable[..., object],
+    args: Sequence[Any] = (),
+    warmup: int = WARMUP,
+    iterations: int = ITERATIONS,
+    sync: bool = True,
 ) -> float:
-    """Seconds of a call `fn(*args)`: the median of `iterations` calls, after `warmup` calls that do not count.
+    """Seconds of a call `fn(*args)`: the median of `iterations` calls, after `warmup` calls that do
+    not count.
 
-    The time is that of the work: on a GPU the clock waits for the device, and it waits for the result of a JAX function.
+    The time is that of the work: on a GPU the clock waits for the device, and it waits for the
+    result of a JAX function.
 
     Args:
         sync: False waits for nothing: on a GPU this is the time to launch the work.
@@ -40,8 +48,11 @@ def benchmark_function(
     raise NotImplementedError("benchmark_function: problem 1 in README.md")
 
 
-def added_memory(fn: Callable[..., object], args: Sequence[Any] = (), device: str = DEVICE) -> float:
-    """MB that a call `fn(*args)` adds at its peak to what is allocated before it. A first call is not measured.
+def added_memory(
+    fn: Callable[..., object], args: Sequence[Any] = (), device: str = DEVICE
+) -> float:
+    """MB that a call `fn(*args)` adds at its peak to what is allocated before it. A first call is
+    not measured.
 
     Args:
         device: "cpu", where `lab.allocations` lists what a call allocates and frees, or "cuda".
@@ -49,11 +60,14 @@ def added_memory(fn: Callable[..., object], args: Sequence[Any] = (), device: st
     raise NotImplementedError("added_memory: problem 2 in README.md")
 
 
-def component_work(batch_size: int, seq_len: int, d_model: int, num_heads: int, element_size: int) -> dict[str, tuple[int, int]]:
+def component_work(
+    batch_size: int, seq_len: int, d_model: int, num_heads: int, element_size: int
+) -> dict[str, tuple[int, int]]:
     """(FLOPs, bytes) of each component.
 
-    A multiplication and an addition are two FLOPs, a division or an exponential is one. A softmax has five for each element:
-    maximum, subtraction, exponential, sum, division. Bytes: every input is read once, every output is written once.
+    A multiplication and an addition are two FLOPs, a division or an exponential is one. A softmax
+    has five for each element: maximum, subtraction, exponential, sum, division. Bytes: every input
+    is read once, every output is written once.
 
     Args:
         element_size: bytes of an element.
@@ -64,7 +78,8 @@ def component_work(batch_size: int, seq_len: int, d_model: int, num_heads: int, 
 def profile_attention_components(
     seq_len: int, d_model: int, num_heads: int, batch_size: int = 8, device: str = DEVICE
 ) -> list[ProfileResult]:
-    """The five components of attention, each timed alone, in the order of `lab.COMPONENTS`, with memory and work.
+    """The five components of attention, each timed alone, in the order of `lab.COMPONENTS`, with
+    memory and work.
 
     qkv_projection      x [B, S, D] @ W^T, W [3 D, D], then split into q, k, v [B, H, S, dk], contiguous
     score_computation   q k^T / sqrt(dk) [B, H, S, S]
@@ -81,7 +96,8 @@ def identify_bottleneck(results: Sequence[ProfileResult]) -> tuple[str, float]:
 
 
 def classify_bound(result: ProfileResult, peak_flops: float, peak_bandwidth: float) -> str:
-    """The limit on the time of a result: `compute`, `memory` or `launch`, which names the longest of three times.
+    """The limit on the time of a result: `compute`, `memory` or `launch`, which names the longest
+    of three times.
 
     Args:
         peak_flops, peak_bandwidth: of the device, in FLOP/s and bytes/s.
@@ -106,8 +122,12 @@ def optimize_attention(Q: Tensor, K: Tensor, V: Tensor, optimization_level: int)
     raise NotImplementedError("optimize_attention: problem 5 in README.md")
 
 
-def compare_optimizations(batch: int, heads: int, seq_len: int, d_k: int, device: str = DEVICE) -> dict[str, float]:
-    """Milliseconds of one call without gradients: `baseline`, `sdpa`, and where they can run here `compiled` and `flash`."""
+def compare_optimizations(
+    batch: int, heads: int, seq_len: int, d_k: int, device: str = DEVICE
+) -> dict[str, float]:
+    """Milliseconds of one call without gradients: `baseline`, `sdpa`, and where they can run here
+    `compiled` and `flash`.
+    """
     raise NotImplementedError("compare_optimizations: problem 5 in README.md")
 
 
@@ -119,14 +139,19 @@ def attention_jax(Q: Any, K: Any, V: Any) -> Any:
 def profile_attention_components_jax(
     seq_len: int, d_model: int, num_heads: int, batch_size: int = 8, device: str = DEVICE
 ) -> list[ProfileResult]:
-    """The same five components, each a jitted JAX function, with the same inputs and the same clock; without memory."""
+    """The same five components, each a jitted JAX function, with the same inputs and the same
+    clock; without memory.
+    """
     raise NotImplementedError("profile_attention_components_jax: problem 6 in README.md")
 
 
-def compare_frameworks(batch: int, heads: int, seq_len: int, d_k: int, device: str = DEVICE) -> dict[str, float]:
-    """Milliseconds of the same attention on the same inputs: `PyTorch eager`, `PyTorch compiled`, `JAX jit`.
+def compare_frameworks(
+    batch: int, heads: int, seq_len: int, d_k: int, device: str = DEVICE
+) -> dict[str, float]:
+    """Milliseconds of the same attention on the same inputs: `PyTorch eager`, `PyTorch compiled`,
+    `JAX jit`.
 
-    The dictionary leaves out what cannot run on this device: torch.compile without a compiler, JAX if it is not installed or has
-    no such device.
+    The dictionary leaves out what cannot run on this device: torch.compile without a compiler, JAX
+    if it is not installed or has no such device.
     """
     raise NotImplementedError("compare_frameworks: problem 6 in README.md")

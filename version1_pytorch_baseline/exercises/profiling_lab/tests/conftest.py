@@ -1,4 +1,6 @@
-"""Selects the `profiling.py` that the tests import: yours in src/, or with PROFILING_LAB=solution the one in solution/."""
+"""Selects the `profiling.py` that the tests import: yours in src/, or with PROFILING_LAB=solution
+the one in solution/.
+"""
 
 import os
 import sys
@@ -9,7 +11,9 @@ from lab import FOLDERS
 
 WHICH = os.environ.get("PROFILING_LAB", "starter")
 if WHICH not in FOLDERS:
-    raise pytest.UsageError(f"PROFILING_LAB is {WHICH!r}: set it to solution, or leave it unset for src/profiling.py")
+    raise pytest.UsageError(
+        f"PROFILING_LAB is {WHICH!r}: set it to solution, or leave it unset for src/profiling.py"
+    )
 sys.path.insert(0, str(FOLDERS[WHICH]))
 
 

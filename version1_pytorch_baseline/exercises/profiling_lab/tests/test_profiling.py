@@ -1,4 +1,6 @@
-"""Tests for the problems of the lab, in their order; the same for src/profiling.py and solution/profiling.py."""
+"""Tests for the problems of the lab, in their order; the same for src/profiling.py and
+solution/profiling.py.
+"""
 
 import importlib.util
 import itertools
@@ -12,7 +14,9 @@ from profiling import ProfileResult
 
 COMPONENTS = ["qkv_projection", "score_computation", "softmax", "weighted_sum", "output_projection"]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-LAUNCH, WORK = 1e-5, 1e-3  # seconds of a fake GPU
+# seconds of a fake GPU
+LAUNCH = 1e-5
+WORK = 1e-3
 MIB = 2**20
 
 
@@ -28,7 +32,8 @@ def by_definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Te
 
 
 def assert_right(actual: torch.Tensor, inputs: list[torch.Tensor]) -> None:
-    expected, tolerance = by_definition(*inputs), 3e-3 if actual.dtype == torch.float16 else 2e-6
+    expected = by_definition(*inputs)
+    tolerance = 3e-3 if actual.dtype == torch.float16 else 2e-6
     assert actual.dtype == inputs[0].dtype and actual.shape == expected.shape
     torch.testing.assert_close(actual.double(), expected, rtol=0, atol=tolerance)
 
@@ -37,7 +42,9 @@ def assert_right(actual: torch.Tensor, inputs: list[torch.Tensor]) -> None:
 
 
 class FakeGpu:
-    """A host and a GPU, each with a clock of its own: a launch returns at once, and the work is done later. Seconds."""
+    """A host and a GPU, each with a clock of its own: a launch returns at once, and the work is
+    done later. Seconds.
+    """
 
     def __init__(self) -> None:
         self.host = self.done = 0.0  # done: when the GPU will have done all that was launched
@@ -66,7 +73,9 @@ def gpu(monkeypatch) -> FakeGpu:
             gpu.host = max(gpu.host, self.reached)
 
         def elapsed_time(self, end: "Event") -> float:
-            assert gpu.host >= end.reached, "the clock reads an event that the GPU has not reached: synchronize first"
+            assert gpu.host >= end.reached, (
+                "the clock reads an event that the GPU has not reached: synchronize first"
+            )
             return 1e3 * (end.reached - self.reached)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -90,25 +99,40 @@ def test_benchmark_returns_seconds():
 def test_benchmark_waits_for_the_work(gpu):
     seconds = profiling.benchmark_function(gpu.launch, (WORK,), warmup=1, iterations=5)
     assert WORK <= seconds <= WORK + LAUNCH + 1e-9, "this is not the time of the work"
-    assert profiling.benchmark_function(gpu.launch, (WORK,), 1, 5, sync=False) == pytest.approx(LAUNCH)
+    assert profiling.benchmark_function(gpu.launch, (WORK,), 1, 5, sync=False) == pytest.approx(
+        LAUNCH
+    )
 
 
 def test_benchmark_leaves_the_warmup_out(gpu):
     durations = itertools.chain([1.0] * 3, itertools.repeat(WORK))  # the first calls compile
-    seconds = profiling.benchmark_function(lambda: gpu.launch(next(durations)), (), warmup=3, iterations=1)
-    assert seconds < 2 * WORK, "a call of the warm-up counts: was it left out, and did the clock wait for its end?"
+    seconds = profiling.benchmark_function(
+        lambda: gpu.launch(next(durations)), (), warmup=3, iterations=1
+    )
+    assert seconds < 2 * WORK, (
+        "a call of the warm-up counts: was it left out, and did the clock wait for its end?"
+    )
 
 
 def test_benchmark_is_not_moved_by_one_slow_call(gpu):
     durations = iter([WORK, 1.0, WORK, WORK, WORK])
-    assert profiling.benchmark_function(lambda: gpu.launch(next(durations)), (), warmup=0, iterations=5) < 2 * WORK
+    assert (
+        profiling.benchmark_function(
+            lambda: gpu.launch(next(durations)), (), warmup=0, iterations=5
+        )
+        < 2 * WORK
+    )
 
 
 @pytest.mark.gpu
 def test_benchmark_waits_for_a_real_gpu():
     x = torch.randn(8192, 8192, device="cuda")
-    waited, asked = (profiling.benchmark_function(torch.matmul, (x, x), 2, 5, sync=sync) for sync in (True, False))
-    assert waited > 2 * 8192**3 / 1e15 and asked < 0.5 * waited  # no GPU does 10^15 FLOP/s in float32
+    waited, asked = (
+        profiling.benchmark_function(torch.matmul, (x, x), 2, 5, sync=sync)
+        for sync in (True, False)
+    )
+    # no GPU does 10^15 FLOP/s in float32
+    assert waited > 2 * 8192**3 / 1e15 and asked < 0.5 * waited
 
 
 # ------------------------------------------------------------------------------------------------- problem 2: memory
@@ -135,7 +159,9 @@ def test_memory_is_the_peak_of_what_a_call_adds(call, factor, device):
 
 def test_component_work_follows_from_the_shapes():
     # n = 256, scores 2048, D^2 = 64
-    assert profiling.component_work(batch_size=2, seq_len=16, d_model=8, num_heads=4, element_size=2) == {
+    assert profiling.component_work(
+        batch_size=2, seq_len=16, d_model=8, num_heads=4, element_size=2
+    ) == {
         "qkv_projection": (12288, 2 * (256 + 192 + 768)),
         "score_computation": (8192 + 2048, 2 * (512 + 2048)),
         "softmax": (10240, 2 * 4096),
@@ -146,8 +172,14 @@ def test_component_work_follows_from_the_shapes():
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_components_in_order_with_time_memory_and_work(device):
-    batch, length, width, heads, element = 2, 64, 32, 4, 2 if device == "cuda" else 4
-    results = profiling.profile_attention_components(length, width, heads, batch_size=batch, device=device)
+    batch = 2
+    length = 64
+    width = 32
+    heads = 4
+    element = 2 if device == "cuda" else 4
+    results = profiling.profile_attention_components(
+        length, width, heads, batch_size=batch, device=device
+    )
     assert [result.name for result in results] == COMPONENTS
     assert all(result.time_ms > 0 for result in results)
     work = profiling.component_work(batch, length, width, heads, element)
@@ -160,13 +192,20 @@ def test_components_in_order_with_time_memory_and_work(device):
 
 
 def test_the_bottleneck_is_what_takes_longest():
-    name, percent = profiling.identify_bottleneck([ProfileResult("a", 1.0), ProfileResult("b", 2.5), ProfileResult("c", 1.5)])
+    name, percent = profiling.identify_bottleneck(
+        [ProfileResult("a", 1.0), ProfileResult("b", 2.5), ProfileResult("c", 1.5)]
+    )
     assert name == "b" and percent == pytest.approx(50)
 
 
 @pytest.mark.parametrize(
     ("flops", "moved", "bound"),
-    [(10**9, 10**6, "compute"), (10**6, 10**8, "memory"), (10**6, 10**6, "launch"), (0, 0, "launch")],
+    [
+        (10**9, 10**6, "compute"),
+        (10**6, 10**8, "memory"),
+        (10**6, 10**6, "launch"),
+        (0, 0, "launch"),
+    ],
     ids=["compute", "memory", "neither", "no work"],
 )
 def test_what_binds_a_result(flops, moved, bound):
@@ -205,7 +244,9 @@ def test_optimizations_are_compared_in_milliseconds(device):
 
 # ---------------------------------------------------------------------------------------------------- problem 6: JAX
 
-needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX: make setup-jax")
+needs_jax = pytest.mark.skipif(
+    importlib.util.find_spec("jax") is None, reason="needs JAX: make setup-jax"
+)
 
 
 @needs_jax
@@ -213,7 +254,8 @@ def test_jax_gives_the_same_attention():
     import jax.numpy
 
     inputs = qkv(shape=(2, 3, 7, 16))
-    with jax.default_matmul_precision("highest"):  # on an NVIDIA GPU float32 products would take TF32
+    # on an NVIDIA GPU float32 products would take TF32
+    with jax.default_matmul_precision("highest"):
         out = profiling.attention_jax(*(jax.numpy.asarray(t.numpy()) for t in inputs))
     assert isinstance(out, jax.Array)
     assert_right(torch.tensor(out.tolist()), inputs)
@@ -224,7 +266,9 @@ def test_jax_has_the_same_components():
     results = profiling.profile_attention_components_jax(64, 32, 4, batch_size=2, device="cpu")
     assert [result.name for result in results] == COMPONENTS
     assert all(result.time_ms > 0 for result in results)
-    assert [(result.flops, result.bytes_moved) for result in results] == list(profiling.component_work(2, 64, 32, 4, 4).values())
+    assert [(result.flops, result.bytes_moved) for result in results] == list(
+        profiling.component_work(2, 64, 32, 4, 4).values()
+    )
 
 
 @needs_jax
@@ -239,5 +283,9 @@ def test_a_jax_result_is_waited_for():
 
 def test_frameworks_are_compared_where_they_run():
     times = profiling.compare_frameworks(1, 2, 16, 8, "cpu")
-    assert "PyTorch eager" in times and times.keys() <= {"PyTorch eager", "PyTorch compiled", "JAX jit"}
+    assert "PyTorch eager" in times and times.keys() <= {
+        "PyTorch eager",
+        "PyTorch compiled",
+        "JAX jit",
+    }
     assert all(0 < milliseconds < 1000 for milliseconds in times.values())

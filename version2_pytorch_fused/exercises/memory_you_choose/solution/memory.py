@@ -14,33 +14,48 @@ from torch.utils.checkpoint import CheckpointPolicy
 MULTIPROCESSORS = 132  # of an H100
 aten = torch.ops.aten
 KEPT = {
-    aten.mm.default, aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_cudnn_attention.default,
+    aten.mm.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
-}  # fmt: skip
+}
 
 
 def kept_bytes(model: ModelConfig, tokens: int, kind: str) -> int:
-    """Bytes that a block of Version 2 keeps in bf16 for its backward pass; `kind` is none, block or selective."""
-    hidden, ffn, heads = model.hidden_size, model.intermediate_size, model.num_attention_heads
+    """Bytes that a block of Version 2 keeps in bf16 for its backward pass; `kind` is none, block or
+    selective.
+    """
+    hidden = model.hidden_size
+    ffn = model.intermediate_size
+    heads = model.num_attention_heads
     kv = model.num_key_value_heads * model.head_dim
     if kind == "block":
         return tokens * 4 * hidden  # the residual stream
-    qkv, gate_up, attended = 2 * (hidden + 2 * kv), 4 * ffn, 2 * hidden + 4 * heads
+    qkv = 2 * (hidden + 2 * kv)
+    gate_up = 4 * ffn
+    attended = 2 * hidden + 4 * heads
     if kind == "selective":
         return tokens * (4 * hidden + qkv + attended + 2 * hidden + gate_up + 2 * hidden)
     norms = 2 * (4 * hidden + 4 * hidden + 4)  # x, x / rms, 1 / rms
-    inputs, rotated = 2 * 2 * hidden, 2 * (hidden + kv)
-    return tokens * (norms + inputs + qkv + rotated + attended + gate_up + 2 * 2 * ffn)  # silu(gate), silu(gate) * up
+    inputs = 2 * 2 * hidden
+    rotated = 2 * (hidden + kv)
+    # silu(gate), silu(gate) * up
+    return tokens * (norms + inputs + qkv + rotated + attended + gate_up + 2 * 2 * ffn)
 
 
 def peak_bytes(model: ModelConfig, batch: int, length: int, kind: str) -> int:
     """Bytes at the peak of a training step in bf16 by autocast, the largest of its four moments."""
-    weights, tokens, hidden = flops.parameters(model)["total"], batch * length, model.hidden_size
-    kv, copies = model.num_key_value_heads * model.head_dim, math.ceil(MULTIPROCESSORS / (batch * model.num_attention_heads))
+    weights = flops.parameters(model)["total"]
+    tokens = batch * length
+    hidden = model.hidden_size
+    kv = model.num_key_value_heads * model.head_dim
+    copies = math.ceil(MULTIPROCESSORS / (batch * model.num_attention_heads))
     swiglu = kept_bytes(model, tokens, "none") + 4 * tokens * (model.intermediate_size + hidden)
     attention = tokens * (28 * hidden + 6 * kv + 4 * hidden * copies)
-    in_a_block = max(swiglu, attention) + (4 * tokens * hidden if kind == "selective" else 0)  # results of o_proj and down_proj
-    kept, casts = kept_bytes(model, tokens, kind), 2 * weights if kind == "none" else 0
+    # results of o_proj and down_proj
+    in_a_block = max(swiglu, attention) + (4 * tokens * hidden if kind == "selective" else 0)
+    kept = kept_bytes(model, tokens, kind)
+    casts = 2 * weights if kind == "none" else 0
     last_norm = casts + model.num_layers * kept + 28 * tokens * hidden
     last_block = casts + (model.num_layers - 1) * kept + in_a_block
     return 12 * weights + max(last_norm, last_block, 4 * weights + in_a_block, 8 * weights)
@@ -48,7 +63,10 @@ def peak_bytes(model: ModelConfig, batch: int, length: int, kind: str) -> int:
 
 def holders(snapshot: Mapping[str, Any]) -> Counter[str]:
     """Bytes at the peak of a --memory-snapshot, by place; those from before its step as `before`."""
-    alive, now, most, peak = {}, 0, -1, {}
+    alive = {}
+    now = 0
+    most = -1
+    peak = {}
     for block, size, place in snapshot["events"]:
         now += size
         if size > 0:
@@ -56,13 +74,16 @@ def holders(snapshot: Mapping[str, Any]) -> Counter[str]:
         else:
             del alive[block]
         if now > most:
-            most, peak = now, dict(alive)
+            most = now
+            peak = dict(alive)
     held = Counter({"before": snapshot["before_bytes"]})
     for size, place in peak.values():
         held[snapshot["places"][place]] += size
     return held
 
 
-def policy(context: object, operator: object, *arguments: object, **named: object) -> CheckpointPolicy:
+def policy(
+    context: object, operator: object, *arguments: object, **named: object
+) -> CheckpointPolicy:
     """Keeps the results of matrix products and of fused attention; all else is computed again."""
     return CheckpointPolicy.MUST_SAVE if operator in KEPT else CheckpointPolicy.PREFER_RECOMPUTE

@@ -16,13 +16,17 @@ from torch.utils.checkpoint import CheckpointPolicy
 MULTIPROCESSORS = 132  # of an H100
 aten = torch.ops.aten
 KEPT = {
-    aten.mm, aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_cudnn_attention,
+    aten.mm,
+    aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_cudnn_attention,
     aten._scaled_dot_product_flash_attention_for_cpu,
-}  # fmt: skip
+}
 
 
 def kept_bytes(model: ModelConfig, tokens: int, kind: str) -> int:
-    """Bytes that a block of Version 2 keeps in bf16 for its backward pass; `kind` is none, block or selective."""
+    """Bytes that a block of Version 2 keeps in bf16 for its backward pass; `kind` is none, block or
+    selective.
+    """
     raise NotImplementedError("kept_bytes: problem 1 of README.md")
 
 
@@ -36,6 +40,8 @@ def holders(snapshot: Mapping[str, Any]) -> Counter[str]:
     raise NotImplementedError("holders: problem 3 of README.md")
 
 
-def policy(context: object, operator: object, *arguments: object, **named: object) -> CheckpointPolicy:
+def policy(
+    context: object, operator: object, *arguments: object, **named: object
+) -> CheckpointPolicy:
     """Keeps the results of matrix products and of fused attention; all else is computed again."""
     return CheckpointPolicy.MUST_SAVE if operator in KEPT else CheckpointPolicy.PREFER_RECOMPUTE

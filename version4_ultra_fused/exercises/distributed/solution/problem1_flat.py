@@ -19,5 +19,7 @@ def average_gradients(model: nn.Module) -> None:
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
-    for gradient, mean in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+    for gradient, mean in zip(
+        gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True
+    ):
         gradient.copy_(mean.view_as(gradient))

@@ -1,4 +1,6 @@
-"""Problem 3 (zero1) of ../README.md: AdamW whose moments are stored once in the whole job (ZeRO stage 1)."""
+"""Problem 3 (zero1) of ../README.md: AdamW whose moments are stored once in the whole job (ZeRO
+stage 1).
+"""
 
 from typing import Any
 
@@ -9,7 +11,9 @@ from torch import nn
 
 
 class ShardedAdamW:
-    """AdamW that updates this rank's share of the weights, and gathers the shares of the other ranks."""
+    """AdamW that updates this rank's share of the weights, and gathers the shares of the other
+    ranks.
+    """
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         """Moves the model's weights into one flat tensor; the parameters become views of it."""
@@ -25,8 +29,16 @@ class ShardedAdamW:
 
     @torch.no_grad()
     def step(self) -> None:
-        """A reduce-scatter of the gradients, AdamW on the own share, and an all-gather of the weights."""
-        gradients = torch.cat([parameter.grad.flatten() for parameter in self.parameters if parameter.grad is not None])
+        """A reduce-scatter of the gradients, AdamW on the own share, and an all-gather of the
+        weights.
+        """
+        gradients = torch.cat(
+            [
+                parameter.grad.flatten()
+                for parameter in self.parameters
+                if parameter.grad is not None
+            ]
+        )
         gradients = F.pad(gradients, (0, len(self.weights) - len(gradients)))
         self.share.grad = torch.empty_like(self.share)
         dist.reduce_scatter(self.share.grad, list(gradients.chunk(dist.get_world_size())))

@@ -1,6 +1,7 @@
 """Problem 1 (flat) of ../README.md: data parallelism by hand, with one all-reduce of all gradients.
 
-Replace each line that names its problem, and run `pytest test_exercises.py -k problem1` in the folder above.
+Replace each line that names its problem, and run `pytest test_exercises.py -k problem1` in the
+folder above.
 """
 
 import torch

@@ -1,6 +1,8 @@
-"""Problem 2 (overlap) of ../README.md: the all-reduces of problem 1 in buckets, while the backward pass still runs.
+"""Problem 2 (overlap) of ../README.md: the all-reduces of problem 1 in buckets, while the backward
+pass still runs.
 
-Replace each line that names its problem, and run `pytest test_exercises.py -k problem2` in the folder above.
+Replace each line that names its problem, and run `pytest test_exercises.py -k problem2` in the
+folder above.
 """
 
 import functools  # noqa: F401  (for your code)
@@ -11,7 +13,9 @@ from torch import nn
 
 
 def fill_buckets(parameters: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """The parameters in reverse order, cut into buckets. A bucket is full when it holds `bucket_bytes` or more."""
+    """The parameters in reverse order, cut into buckets. A bucket is full when it holds
+    `bucket_bytes` or more.
+    """
     raise NotImplementedError("fill_buckets: problem 2 of README.md")
 
 
@@ -21,15 +25,20 @@ class OverlappedGradients:
     def __init__(self, model: nn.Module, bucket_bytes: int) -> None:
         """Registers `ready` as a hook that runs as soon as a parameter has its whole gradient."""
         self.buckets = fill_buckets(list(model.parameters()), bucket_bytes)
-        self.missing = [len(bucket) for bucket in self.buckets]  # gradients that each bucket waits for
+        # gradients that each bucket waits for
+        self.missing = [len(bucket) for bucket in self.buckets]
         # Of each bucket that was sent: its number, its flat gradients, and the handle to wait for.
         self.running: list[tuple[int, torch.Tensor, dist.Work]] = []
         raise NotImplementedError("OverlappedGradients.__init__: problem 2 of README.md")
 
     def ready(self, number: int, parameter: nn.Parameter) -> None:
-        """Starts the all-reduce of bucket `number` if this was the last gradient that it waited for."""
+        """Starts the all-reduce of bucket `number` if this was the last gradient that it waited
+        for.
+        """
         raise NotImplementedError("OverlappedGradients.ready: problem 2 of README.md")
 
     def finish(self) -> None:
-        """Waits for all buckets, writes the means into the gradients, and prepares the next backward pass."""
+        """Waits for all buckets, writes the means into the gradients, and prepares the next
+        backward pass.
+        """
         raise NotImplementedError("OverlappedGradients.finish: problem 2 of README.md")

@@ -1,6 +1,8 @@
-"""Problem 3 (zero1) of ../README.md: AdamW whose moments are stored once in the whole job (ZeRO stage 1).
+"""Problem 3 (zero1) of ../README.md: AdamW whose moments are stored once in the whole job (ZeRO
+stage 1).
 
-Replace each line that names its problem, and run `pytest test_exercises.py -k problem3` in the folder above.
+Replace each line that names its problem, and run `pytest test_exercises.py -k problem3` in the
+folder above.
 """
 
 from typing import Any
@@ -12,12 +14,13 @@ from torch import nn
 
 
 class ShardedAdamW:
-    """AdamW that updates this rank's share of the weights, and gathers the shares of the other ranks.
+    """AdamW that updates this rank's share of the weights, and gathers the shares of the other
+    ranks.
 
     Attributes:
-        weights: all weights in one flat tensor, padded with zeros to a multiple of the number of ranks.
-        share: this rank's part of `weights`; it shares their memory.
-        optimizer: a torch.optim.AdamW that holds `share` alone.
+        weights: all weights in one flat tensor, padded with zeros to a multiple of the number of
+        ranks. share: this rank's part of `weights`; it shares their memory. optimizer: a
+        torch.optim.AdamW that holds `share` alone.
     """
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
@@ -34,5 +37,7 @@ class ShardedAdamW:
 
     @torch.no_grad()
     def step(self) -> None:
-        """A reduce-scatter of the gradients, AdamW on the own share, and an all-gather of the weights."""
+        """A reduce-scatter of the gradients, AdamW on the own share, and an all-gather of the
+        weights.
+        """
         raise NotImplementedError("ShardedAdamW.step: problem 3 of README.md")
