@@ -4,7 +4,7 @@ import shutil
 import sys
 
 from tests.conftest import ROOT, V1, finished
-from tracepage.files import read_json
+from tracepage.files import read_json, write_json
 
 import pytest
 
@@ -43,42 +43,79 @@ def test_measure_writes_every_part_and_its_conditions(run_script, tmp_path):
     assert [row["seq_len"] for row in result["frameworks"]] == [16, 32]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ("measure", *SOLVED, "--output", "lab.json", "--d-model", 30),
-            "--d-model 30 is not divisible by --num-heads 8",
-        ),
-        (
-            ("measure", *SOLVED, "--output", "missing/file/lab.json", "--parts", "everything"),
-            "invalid choice: 'everything'",
-        ),
-        (("measure", *SOLVED), "measure needs --output FILE.json"),
-        (("time",), "benchmark_function: problem 1 in README.md"),
-    ],
-    ids=["heads", "part", "output", "starter"],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("measure", *SOLVED, "--output", "lab.json", "--d-model", 30), "--d-model 30 is not divisible by --num-heads 8"),
+    (("measure", *SOLVED, "--output", "missing/file/lab.json", "--parts", "everything"), "invalid choice: 'everything'"),
+    (("measure", *SOLVED), "measure needs --output FILE.json"),
+    (("time",), "benchmark_function: problem 1 in README.md"),
+    (("experiment", "launch", *SOLVED), "there is no experiment 'launch': use bandwidth, launches"),
+    (("compare",), "compare needs the files of measure"),
+    (("compare", ROOT / "results/cpu/v1_tiny.json"), "is not a file of schema tiny-llama-profiling-lab/1"),
+], ids=["heads", "part", "output", "starter", "experiment", "files", "schema"])  # fmt: skip
 def test_the_lab_refuses(run_script, tmp_path, arguments, message):
     refusal = run_script(LAB, *arguments, "--device", "cpu", check=2).stderr
     assert refusal.splitlines()[-1].startswith("error: ") and message in refusal.splitlines()[-1]
     assert not (tmp_path / "lab.json").exists()
 
 
-@pytest.mark.parametrize("problem, printed", [("time", "us of x + 1: ["), ("memory", "x + 1 32.0")])
+@pytest.mark.parametrize("problem, printed", [
+    ("time", "us of x + 1: ["), ("memory", "PyTorch, x + 1: peak 32.0, current 32.0, cached None MB"),
+    ("report", "Recommendation: it is "),
+])  # fmt: skip
 def test_the_values_of_a_problem(run_script, problem, printed):
-    assert printed in run_script(LAB, problem, *SOLVED, "--device", "cpu").stdout
+    assert printed in run_script(LAB, problem, *SOLVED, *SMALL).stdout
 
 
-@pytest.mark.parametrize(
-    "right, wrong, caught",
-    [
-        ("range(warmup)", "range(0)", "leaves_the_warmup_out"),
-        ("sync and torch.cuda.is_available()", "False", "waits_for_the_work"),
-        ("statistics.median(start", "statistics.mean(start", "is_not_moved_by_one_slow_call"),
-    ],
-    ids=["no warm-up", "no synchronization", "mean"],
-)
+def test_experiments_measure_every_way_and_say_what_only_a_gpu_shows(run_script, tmp_path):
+    done = run_script(
+        LAB, "experiment", *SOLVED, *SMALL, "--output", "experiments.json", TORCHDYNAMO_DISABLE="1"
+    )
+    assert "transfer needs a GPU" in done.stdout and "Symptom: many short kernels." in done.stdout
+    result = read_json(tmp_path / "experiments.json", "tiny-llama-profiling-experiments/1")
+    ways = {
+        (row["experiment"], row["quantity"]): list(row["values"]) for row in result["experiments"]
+    }
+    techniques = ["eager", "compile", "SDPA", "autocast", "checkpoint"]
+    assert ways == {
+        ("bandwidth", "ms"): ["eager", "compile"],
+        ("launches", "ms"): ["512 operations", "1 operation"],
+        ("synchronization", "ms"): ["item() each step", "one read at the end"],
+        ("techniques", "ms"): techniques,
+        ("techniques", "MB"): techniques,
+        ("layer", "ms"): ["whole layer", "attention", "MLP", "one norm"],
+    }
+    memory = next(row["values"] for row in result["experiments"] if row["quantity"] == "MB")
+    assert memory["checkpoint"] < memory["eager"]
+
+
+def test_two_records_side_by_side_and_their_page(run_script, tmp_path):
+    files = [ROOT / f"results/{device}/profiling_lab.json" for device in ("cpu", "h100")]
+    times = [read_json(file)["components"]["pytorch"][0]["time_ms"] for file in files]
+    lines = run_script(LAB, "compare", *files).stdout.splitlines()
+    [row] = [line.split() for line in lines if line.startswith("qkv_projection")]
+    assert [float(cell) for cell in row[1:]] == pytest.approx(
+        [*times, times[0] / times[1]], rel=0.01
+    )
+    run_script(LAB, "compare", files[0], "--output", "page/lab.html")
+    assert (tmp_path / "page/lab.html").read_text().count("<svg") == 3
+
+
+def test_records_of_different_sizes_are_not_compared(run_script, tmp_path):
+    file = ROOT / "results/cpu/profiling_lab.json"
+    record = read_json(file)
+    record["sizes"]["seq_len"] = 16
+    write_json(tmp_path / "other.json", record)
+    assert (
+        "the records are of different sizes"
+        in run_script(LAB, "compare", file, "other.json", check=2).stderr
+    )
+
+
+@pytest.mark.parametrize("right, wrong, caught", [
+    ("range(warmup)", "range(0)", "leaves_the_warmup_out"),
+    ("sync and torch.cuda.is_available()", "False", "waits_for_the_work"),
+    ("statistics.median(start", "statistics.mean(start", "is_not_moved_by_one_slow_call"),
+], ids=["no warm-up", "no synchronization", "mean"])  # fmt: skip
 def test_the_labs_tests_catch_a_clock_that_is_wrong(right, wrong, caught, tmp_path):
     shutil.copytree(LAB.parent, tmp_path / "lab")
     (tmp_path / "common").symlink_to(ROOT / "common")

@@ -1,6 +1,9 @@
 """The inputs of `profiling.py`, and the commands of this lab, which call it.
 
     python lab.py time                                       # the values of a problem; also memory
+    python lab.py report                                     # the components of attention, with a recommendation
+    python lab.py experiment launches                        # a bottleneck and its fix; experiments.py has all
+    python lab.py compare mine.json yours.json               # two records side by side; --output page.html draws them
     python lab.py measure --output profiling_lab.json        # tables of all parts, and the file with them
     python lab.py measure --output mine.json --parts optimizations
 
@@ -27,7 +30,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import exercise_tools as exercises
 from common import cli
@@ -35,7 +38,7 @@ from common import device as devices
 from common.precision import Precision
 from common.training import ceilings, record
 from tracepage.errors import UsageError
-from tracepage.files import writable_file, write_measurement
+from tracepage.files import read_json, writable_file, write_measurement
 from tracepage.records.fields import Ceilings
 from tracepage.show import tables
 
@@ -45,12 +48,17 @@ from torch import Tensor
 LAB = Path(__file__).resolve().parent
 FOLDERS = {"starter": LAB / "src", "solution": LAB / "solution"}  # of the two profiling.py
 COMPONENTS = ("qkv_projection", "score_computation", "softmax", "weighted_sum", "output_projection")
+CORE = COMPONENTS[1:4]  # these read or write scores
 OPTIMIZATIONS = {"baseline": 0, "compiled": 1, "sdpa": 2, "flash": 3}  # name: optimization level
 WAYS = {
     "optimizations": tuple(OPTIMIZATIONS),
     "frameworks": ("PyTorch eager", "PyTorch compiled", "JAX jit"),
 }
 PARTS = ("components", *WAYS)  # of profiling_lab.json; one that was not measured is None
+# in experiments.py
+EXPERIMENTS = ("bandwidth", "launches", "transfer", "synchronization", "techniques", "layer")
+SCHEMA = "tiny-llama-profiling-lab/1"
+SIZES = ("batch_size", "seq_len", "d_model", "num_heads", "seq_lens")
 # calls in every measurement of profiling.py
 WARMUP = 3
 ITERATIONS = 20
@@ -71,6 +79,15 @@ class ProfileResult:
     flops: int = 0  # floating-point operations
     # the least that it can move: it reads every input once and writes every output once
     bytes_moved: int = 0
+
+
+class MemoryUsage(NamedTuple):
+    """The memory of a call in MB (2^20 bytes); None where it is not known."""
+
+    peak_mb: float | None  # that the call adds at its peak
+    current_mb: float | None  # that it has added at its end, while its result lives
+    # that the allocator holds of the device, in use or not; a CPU's allocator caches nothing
+    cached_mb: float | None
 
 
 def projection_inputs(device: str, batch_size: int, seq_len: int, d_model: int) -> list[Tensor]:
@@ -102,6 +119,34 @@ def to_jax(tensor: Tensor) -> Any:
     return jax.device_put(
         tensor.cpu().numpy(), jax.devices("gpu" if devices.is_gpu(tensor.device) else "cpu")[0]
     )
+
+
+def has_jax_arrays(args: Sequence[Any]) -> bool:
+    """Whether a call with these arguments is one of JAX."""
+    return "jax" in sys.modules and any(isinstance(arg, sys.modules["jax"].Array) for arg in args)
+
+
+def jax_statistics() -> dict[str, int] | None:
+    """What JAX's allocator counts, in bytes. On a CPU it counts nothing: None."""
+    return sys.modules["jax"].devices()[0].memory_stats()
+
+
+def jax_memory(fn: Callable[..., object], args: Sequence[Any]) -> MemoryUsage:
+    """The memory of a call of a JAX function.
+
+    All of it is None on a CPU. JAX's peak is that of the process, so it is None where the call
+    stays below an earlier peak.
+    """
+    before = jax_statistics()
+    result = sys.modules["jax"].block_until_ready(fn(*args))
+    after = jax_statistics()
+    del result  # held until here: its memory is current
+    if before is None or after is None:
+        return MemoryUsage(None, None, None)
+    peak = after["peak_bytes_in_use"] - before["bytes_in_use"]
+    raised = after["peak_bytes_in_use"] > before["peak_bytes_in_use"]
+    current = after["bytes_in_use"] - before["bytes_in_use"]
+    return MemoryUsage(peak / MIB if raised else None, current / MIB, after["pool_bytes"] / MIB)
 
 
 def allocations(fn: Callable[..., object], args: Sequence[Any]) -> list[int]:
@@ -182,22 +227,76 @@ def time(profiling: ModuleType, options: Namespace, device: torch.device) -> Non
 def memory(profiling: ModuleType, options: Namespace, device: torch.device) -> None:
     """Problem 2."""
     x = torch.ones(8, MIB, device=device)
+    arrays = {"PyTorch": x} | ({"JAX": to_jax(x)} if jax_runs_on(device.type) else {})
     for name, function in {
         "x + 1": lambda x: x + 1,
         "(x + 1).sum()": lambda x: (x + 1).sum(),
     }.items():
-        print(name, profiling.added_memory(function, (x,), device.type))
+        for framework, array in arrays.items():
+            usage = profiling.measure_memory_usage(function, (array,), device.type)
+            peak, current, cached = (value if value is None else round(value, 1) for value in usage)
+            print(f"{framework}, {name}: peak {peak}, current {current}, cached {cached} MB")
+
+
+def component_sizes(options: Namespace, device: torch.device) -> tuple[int, int, int, int, str]:
+    """The arguments of `profile_attention_components`. UsageError: D is not divisible by H."""
+    if options.d_model % options.num_heads:
+        raise UsageError(
+            f"--d-model {options.d_model} is not divisible by --num-heads {options.num_heads}"
+        )
+    return options.seq_len, options.d_model, options.num_heads, options.batch_size, device.type
+
+
+def report(profiling: ModuleType, options: Namespace, device: torch.device) -> None:
+    """The report of problem 4."""
+    results = profiling.profile_attention_components(*component_sizes(options, device))
+    rates = peaks(device)
+    print(
+        profiling.generate_profile_report(
+            results, rates["flops_per_second"], rates["bytes_per_second"]
+        )
+    )
+
+
+def experiment(profiling: ModuleType, options: Namespace, device: torch.device) -> None:
+    """The experiments that are named, or all."""
+    import experiments
+
+    if unknown := set(options.subjects) - set(EXPERIMENTS):
+        raise UsageError(f"there is no experiment {min(unknown)!r}: use {', '.join(EXPERIMENTS)}")
+    component_sizes(options, device)
+    if options.output:
+        writable_file(options.output, "--output")
+    sizes = {name: getattr(options, name) for name in SIZES}
+    result = record.header(experiments.SCHEMA, device) | {"sizes": sizes, "experiments": []}
+    for name in options.subjects or EXPERIMENTS:
+        result["experiments"] += experiments.run(name, profiling, options, device)
+        if options.output:
+            write_measurement(options.output, result, "--output")
+
+
+def compare(profiling: ModuleType, options: Namespace, device: torch.device) -> None:
+    """Records of `measure`, side by side."""
+    import comparison
+
+    if not options.subjects:
+        raise UsageError("compare needs the files of measure: compare mine.json yours.json")
+    pages = comparison.report([read_json(Path(name), SCHEMA) for name in options.subjects])
+    if options.output and options.output.suffix != ".html":
+        raise UsageError(f"--output {options.output}: name a .html file")
+    if options.output:
+        print(pages.publish(options.output.parent, options.output.stem, ("html",), "--output"))
+    else:
+        print(pages.terminal())
 
 
 def measure_part(part: str, profiling: ModuleType, options: Namespace, device: torch.device) -> Any:
     """What the file holds of a part."""
+    sizes = component_sizes(options, device)
     kind = device.type
     heads = options.num_heads
-    if options.d_model % heads:
-        raise UsageError(f"--d-model {options.d_model} is not divisible by --num-heads {heads}")
     d_k = options.d_model // heads
     if part == "components":
-        sizes = (options.seq_len, options.d_model, heads, options.batch_size, kind)
         found = {"pytorch": profiling.profile_attention_components(*sizes)}
         if jax_runs_on(kind):
             found["jax"] = profiling.profile_attention_components_jax(*sizes)
@@ -266,14 +365,13 @@ def measure(profiling: ModuleType, options: Namespace, device: torch.device) -> 
         raise UsageError("measure needs --output FILE.json")
     writable_file(options.output, "--output")
     devices.configure(device, seed=0)
-    sizes = ("batch_size", "seq_len", "d_model", "num_heads", "seq_lens")
     result = (
-        record.header("tiny-llama-profiling-lab/1", device)
+        record.header(SCHEMA, device)
         | dict.fromkeys(PARTS)
         | {
             "jax": importlib.metadata.version("jax") if jax_runs_on(device.type) else None,
             "precision": peaks(device)["precision"],
-            "sizes": {name: getattr(options, name) for name in sizes},
+            "sizes": {name: getattr(options, name) for name in SIZES},
             "ceilings": peaks(device),
         }
     )
@@ -284,7 +382,14 @@ def measure(profiling: ModuleType, options: Namespace, device: torch.device) -> 
     print(f"written: {options.output}")
 
 
-COMMANDS = {"time": time, "memory": memory, "measure": measure}
+COMMANDS = {
+    "time": time,
+    "memory": memory,
+    "report": report,
+    "measure": measure,
+    "experiment": experiment,
+    "compare": compare,
+}
 
 
 @exercises.unsolved()
@@ -293,12 +398,23 @@ def main() -> None:
     add = parser.add_argument
     add("command", choices=COMMANDS)
     add(
+        "subjects",
+        nargs="*",
+        metavar="SUBJECT",
+        help=f"of experiment: {', '.join(EXPERIMENTS)} (default: all); of compare: files",
+    )
+    add(
         "--implementation",
         choices=FOLDERS,
         default="starter",
         help="whose profiling.py (default: starter, yours)",
     )
-    add("--output", type=Path, metavar="FILE.json", help="of measure")
+    add(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="of measure and experiment a .json file, of compare a .html file",
+    )
     add(
         "--parts",
         nargs="+",

@@ -20,7 +20,7 @@ from typing import Any
 import lab
 import torch
 import torch.nn.functional as F
-from lab import DEVICE, ITERATIONS, WARMUP, ProfileResult
+from lab import DEVICE, ITERATIONS, WARMUP, MemoryUsage, ProfileResult
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -65,19 +65,23 @@ def benchmark_function(
     return statistics.median(end - start for start, end in marks)
 
 
-def added_memory(
+def measure_memory_usage(
     fn: Callable[..., object], args: Sequence[Any] = (), device: str = DEVICE
-) -> float:
-    """MB that a call `fn(*args)` adds at its peak to what is allocated before it. A first call is
-    not measured.
-    """
+) -> MemoryUsage:
+    """Peak, current and cached memory of a call `fn(*args)`, in MB. A first call is not measured."""
     fn(*args)  # libraries allocate their workspaces here
+    if lab.has_jax_arrays(args):
+        return lab.jax_memory(fn, args)
     if device == "cpu":
-        return max(itertools.accumulate(lab.allocations(fn, args)), default=0) / lab.MIB
+        running = [0, *itertools.accumulate(lab.allocations(fn, args))]  # bytes
+        return MemoryUsage(max(running) / lab.MIB, running[-1] / lab.MIB, None)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    fn(*args)
-    return (torch.cuda.max_memory_allocated() - before) / lab.MIB
+    result = fn(*args)
+    peak = torch.cuda.max_memory_allocated() - before
+    current = torch.cuda.memory_allocated() - before
+    del result  # held until here: its memory is current
+    return MemoryUsage(peak / lab.MIB, current / lab.MIB, torch.cuda.memory_reserved() / lab.MIB)
 
 
 def component_work(
@@ -135,8 +139,8 @@ def profile_attention_components(
         results = []
         for name, (fn, args) in zip(lab.COMPONENTS, calls, strict=True):
             seconds = benchmark_function(fn, args)
-            memory = added_memory(fn, args, device)
-            results.append(ProfileResult(name, 1e3 * seconds, memory, *work[name]))
+            peak_mb = measure_memory_usage(fn, args, device).peak_mb
+            results.append(ProfileResult(name, 1e3 * seconds, peak_mb or 0.0, *work[name]))
     return results
 
 
@@ -156,6 +160,44 @@ def classify_bound(result: ProfileResult, peak_flops: float, peak_bandwidth: flo
         "launch": lab.UNEXPLAINED * result.time_ms / 1e3,
     }
     return max(seconds, key=seconds.__getitem__)
+
+
+def generate_profile_report(
+    results: Sequence[ProfileResult], peak_flops: float, peak_bandwidth: float
+) -> str:
+    """The report on the five components, as problem 4 shows it: a table with a total, the
+    bottleneck, a recommendation.
+    """
+    name, share = identify_bottleneck(results)
+    slowest = next(result for result in results if result.name == name)
+    bound = classify_bound(slowest, peak_flops, peak_bandwidth)
+    total = ProfileResult("Total", sum(result.time_ms for result in results))
+    lines = [
+        "Attention Component Profiling:",
+        f"{'Component':<20}{'Time (ms)':>12}{'% of total':>12}",
+    ]
+    for result in [*results, total]:
+        percent = 100 * result.time_ms / total.time_ms
+        lines.append(f"{result.name:<20}{result.time_ms:>12.4f}{percent:>12.1f}")
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Bottleneck: {name} ({share:.1f}%)",
+            f"Recommendation: it is {bound}-bound: {_recommendation(name, bound)}",
+        ]
+    )
+
+
+def _recommendation(name: str, bound: str) -> str:
+    """The change that removes what limits a component."""
+    if bound == "launch":
+        return "launch less (torch.compile, a CUDA graph) or more at once (a larger batch)"
+    if bound == "compute":
+        return "take a number format with faster matmuls (TF32, 16 bits)"
+    if name in lab.CORE:
+        return "use flash attention, which does not write the scores"
+    return "move fewer bytes (16 bits, or fuse with torch.compile)"
 
 
 def attention_baseline(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
@@ -281,3 +323,15 @@ def compare_frameworks(
         calls["JAX jit"] = (attention_jax, [lab.to_jax(tensor) for tensor in inputs])
     with torch.no_grad():
         return {name: 1e3 * benchmark_function(fn, args) for name, (fn, args) in calls.items()}
+
+
+def attention_in_blocks(Q: Tensor, K: Tensor, V: Tensor, block_size: int = 128) -> Tensor:
+    """attention_baseline for `block_size` queries at a time: the largest tensor has [B, H,
+    block_size, S] scores.
+    """
+    out = torch.empty_like(Q)
+    for start in range(0, Q.shape[2], block_size):
+        queries = slice(start, start + block_size)
+        # a query's softmax needs its row of scores alone
+        out[:, :, queries] = attention_baseline(Q[:, :, queries], K, V)
+    return out

@@ -24,7 +24,7 @@ from typing import Any
 import lab
 import torch
 import torch.nn.functional as F
-from lab import DEVICE, ITERATIONS, WARMUP, ProfileResult
+from lab import DEVICE, ITERATIONS, WARMUP, MemoryUsage, ProfileResult
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -48,16 +48,20 @@ def benchmark_function(
     raise NotImplementedError("benchmark_function: problem 1 in README.md")
 
 
-def added_memory(
+def measure_memory_usage(
     fn: Callable[..., object], args: Sequence[Any] = (), device: str = DEVICE
-) -> float:
-    """MB that a call `fn(*args)` adds at its peak to what is allocated before it. A first call is
-    not measured.
+) -> MemoryUsage:
+    """Peak, current and cached memory of a call `fn(*args)`, in MB. A first call is not measured.
+
+    Peak and current memory are what the call adds to what is allocated before it: at its peak, and
+    at its end while its result lives. Cached memory is all that the allocator holds of the device,
+    and None on a CPU, whose memory it does not keep. `lab.jax_memory` measures a call with JAX
+    arrays.
 
     Args:
         device: "cpu", where `lab.allocations` lists what a call allocates and frees, or "cuda".
     """
-    raise NotImplementedError("added_memory: problem 2 in README.md")
+    raise NotImplementedError("measure_memory_usage: problem 2 in README.md")
 
 
 def component_work(
@@ -103,6 +107,21 @@ def classify_bound(result: ProfileResult, peak_flops: float, peak_bandwidth: flo
         peak_flops, peak_bandwidth: of the device, in FLOP/s and bytes/s.
     """
     raise NotImplementedError("classify_bound: problem 4 in README.md")
+
+
+def generate_profile_report(
+    results: Sequence[ProfileResult], peak_flops: float, peak_bandwidth: float
+) -> str:
+    """The report on the five components, as problem 4 shows it: a table with a total, the
+    bottleneck, a recommendation.
+
+    The recommendation depends on what limits the slowest component. `lab.CORE` are those that read
+    or write scores.
+
+    Args:
+        peak_flops, peak_bandwidth: of the device, in FLOP/s and bytes/s.
+    """
+    raise NotImplementedError("generate_profile_report: problem 4 in README.md")
 
 
 def attention_baseline(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
@@ -155,3 +174,10 @@ def compare_frameworks(
     if it is not installed or has no such device.
     """
     raise NotImplementedError("compare_frameworks: problem 6 in README.md")
+
+
+def attention_in_blocks(Q: Tensor, K: Tensor, V: Tensor, block_size: int = 128) -> Tensor:
+    """attention_baseline for `block_size` queries at a time: the largest tensor has [B, H,
+    block_size, S] scores.
+    """
+    raise NotImplementedError("attention_in_blocks: problem 7 in README.md")

@@ -7,10 +7,11 @@ import itertools
 import time
 import timeit
 
+import lab
 import profiling
 import pytest
 import torch
-from profiling import ProfileResult
+from profiling import ProfileResult, measure_memory_usage
 
 COMPONENTS = ["qkv_projection", "score_computation", "softmax", "weighted_sum", "output_projection"]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -151,7 +152,21 @@ def test_benchmark_waits_for_a_real_gpu():
 )
 def test_memory_is_the_peak_of_what_a_call_adds(call, factor, device):
     x = torch.ones(8, MIB, device=device)  # 32 MB
-    assert profiling.added_memory(call, (x,), device) == pytest.approx(32 * factor, abs=1)
+    assert measure_memory_usage(call, (x,), device).peak_mb == pytest.approx(32 * factor, abs=1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_memory_is_current_while_the_result_lives(device):
+    x = torch.ones(8, MIB, device=device)
+    usage = measure_memory_usage(lambda x: x + 1, (x,), device)
+    assert usage.current_mb == pytest.approx(32, abs=1)
+    assert measure_memory_usage(lambda x: (x + 1).sum(), (x,), device).current_mb == pytest.approx(
+        0, abs=1
+    )
+    if device == "cpu":
+        assert usage.cached_mb is None
+    else:
+        assert usage.cached_mb >= 64  # x and the result
 
 
 # --------------------------------------------------------------------------------------------- problem 3: components
@@ -213,6 +228,40 @@ def test_what_binds_a_result(flops, moved, bound):
     assert profiling.classify_bound(ProfileResult("x", 1.5, 0.0, flops, moved), 1e12, 1e11) == bound
 
 
+@pytest.mark.parametrize(
+    ("slowest", "flops", "moved", "advice"),
+    [
+        ("softmax", 10**6, 10**8, "flash attention"),
+        ("qkv_projection", 10**6, 10**8, "fewer bytes"),
+        ("qkv_projection", 10**9, 10**6, "format"),
+        ("softmax", 10**6, 10**6, "launch"),
+    ],
+    ids=["memory, scores", "memory, projection", "compute", "launch"],
+)
+def test_report_recommends_what_the_bound_asks_for(slowest, flops, moved, advice):
+    results = [
+        ProfileResult(name, 1.5 if name == slowest else 0.5, 0.0, flops, moved)
+        for name in COMPONENTS
+    ]
+    title, *lines = profiling.generate_profile_report(results, 1e12, 1e11).splitlines()
+    assert title == "Attention Component Profiling:"
+    assert [line.split()[0] for line in lines[:7]] == ["Component", *COMPONENTS, "Total"]
+    assert [float(cell) for cell in lines[6].split()[1:]] == [3.5, 100]
+    assert f"Bottleneck: {slowest} (42.9%)" in lines
+    assert lines[-1].startswith("Recommendation: ") and advice in lines[-1]
+
+
+def test_report_of_this_machine():
+    """`pytest -s` shows it."""
+    results = profiling.profile_attention_components(128, 64, 4, batch_size=2)
+    rates = lab.peaks(torch.device(lab.DEVICE))
+    printed = profiling.generate_profile_report(
+        results, rates["flops_per_second"], rates["bytes_per_second"]
+    )
+    print(f"\n{printed}")
+    assert all(name in printed for name in COMPONENTS)
+
+
 # ---------------------------------------------------------------------------------------------- problem 5: attention
 
 
@@ -272,6 +321,30 @@ def test_jax_has_the_same_components():
 
 
 @needs_jax
+def test_jax_memory_is_unknown_on_a_cpu_and_read_from_its_statistics(monkeypatch):
+    import jax
+
+    x = jax.numpy.ones(8)
+    monkeypatch.setattr(lab, "jax_statistics", lambda: None)  # as on a CPU
+    assert measure_memory_usage(lambda x: x + 1, (x,), "cpu") == (None, None, None)
+    statistics = iter(
+        [(32, 64), (64, 96), (32, 96), (64, 96)]
+    )  # in use and peak, before and after each of two calls
+
+    def counted() -> dict[str, int]:
+        in_use, peak = next(statistics)
+        return {
+            "bytes_in_use": in_use * MIB,
+            "peak_bytes_in_use": peak * MIB,
+            "pool_bytes": 128 * MIB,
+        }
+
+    monkeypatch.setattr(lab, "jax_statistics", counted)
+    assert measure_memory_usage(lambda x: x + 1, (x,), "cuda") == (64, 32, 128)
+    assert measure_memory_usage(lambda x: x + 1, (x,), "cuda") == (None, 32, 128)
+
+
+@needs_jax
 def test_a_jax_result_is_waited_for():
     import jax
 
@@ -289,3 +362,22 @@ def test_frameworks_are_compared_where_they_run():
         "JAX jit",
     }
     assert all(0 < milliseconds < 1000 for milliseconds in times.values())
+
+
+# ------------------------------------------------------------------------------------- problem 7: attention in blocks
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("block_size", [1, 4, 7, 100])
+def test_blocks_of_queries_give_the_same_attention(block_size, device):
+    inputs = qkv(device, (2, 3, 7, 16))
+    with torch.no_grad():
+        assert_right(profiling.attention_in_blocks(*inputs, block_size=block_size), inputs)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_blocks_of_queries_take_less_memory(device):
+    inputs = qkv(device, (1, 2, 512, 8))
+    element = inputs[0].element_size()
+    peak_mb = measure_memory_usage(profiling.attention_in_blocks, (*inputs, 64), device).peak_mb
+    assert peak_mb < 0.5 * 2 * 512**2 * element / MIB  # half of the scores [B, H, S, S]
