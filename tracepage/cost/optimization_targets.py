@@ -14,13 +14,11 @@ Schema of optimization_targets.json, "tiny-llama-targets/1":
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from tracepage.cost import operators
 from tracepage.cost.operators import OperatorCalls, Work, least_seconds, linear_products
 from tracepage.cost.peaks import datasheet
-from tracepage.records import step_profile
 from tracepage.records.fields import Ceilings
 from tracepage.records.step_profile import Profile
 
@@ -88,9 +86,8 @@ class Step:
         ) + self.outside_us / sum(row.calls for row in working)
 
 
-def read_step(path: Path) -> Step:
+def mean_step(profile: Profile) -> Step:
     """The mean step of a profile."""
-    profile = step_profile.read(path)
     rows = operators.rows(profile)
     inside = sum(row.us for row in rows)
     if profile["attention_only"]:

@@ -56,6 +56,8 @@ PATTERNS = (
     ),
     ("copies", r"^\w*embedding"),
 )
+COPY = re.compile(r"Memcpy|__amd_rocclr_copyBuffer")
+FILL = re.compile(r"Memset|__amd_rocclr_fillBuffer")
 # Functions that run another one, which their template arguments name.
 GENERIC = re.compile(
     r"elementwise_kernel|multi_tensor_apply|^[Kk]ernel\d?$|^device_kernel$|^kentry$|^trampoline_kernel$"
@@ -106,6 +108,13 @@ def kind(name: str) -> str:
     return ATEN.get(
         name.removeprefix("aten::").removeprefix("_foreach_").removesuffix("_"), "other"
     )
+
+
+def category(name: str) -> str:
+    """`memcpy`, `memset` or `kernel`; some sources list copies and fills among the kernels."""
+    if COPY.match(name):
+        return "memcpy"
+    return "memset" if FILL.match(name) else "kernel"
 
 
 def communication_or(name: str, other: str) -> str:

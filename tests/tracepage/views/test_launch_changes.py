@@ -11,9 +11,10 @@ from tests.kernel_files import FIXTURES
 from tests.small_traces import gpu_trace, write_profile
 from tracepage.errors import UsageError
 from tracepage.files import write_json
+from tracepage.readers import load_kernels
 from tracepage.readers.kernel_names import short_name
 from tracepage.records import step_profile
-from tracepage.views.launch_changes import TOTALS, UNKNOWN, compare
+from tracepage.views.launch_changes import TOTALS, UNKNOWN, compare_launches
 
 import pytest
 
@@ -21,6 +22,10 @@ V2 = ROOT / "version2_pytorch_fused"
 SCRIPT = V2 / "analyze_kernel_reduction.py"
 H100 = ROOT / "results" / "h100" / "v1_tiny_profile.json.gz"
 FMHA = "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float, cutlass::arch::Sm80>::Params)"
+
+
+def compare(before, after):
+    return compare_launches(load_kernels.load(before), load_kernels.load(after))
 
 
 def calls(found, label="name"):
