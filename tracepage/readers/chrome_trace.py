@@ -151,7 +151,8 @@ def _attribute(host: list[Event]) -> None:
                 event.phase = "forward"
             if number is not None:
                 span_of_node[number] = event.span
-            if outer := event.operator:
+            outer = event.operator
+            if outer:
                 outer.children_ns += event.duration
                 same = outer.name == event.name and outer.shapes == event.shapes
                 outer.repeated = outer.repeated or same or (outer.name, event.name) in PASSED_ON

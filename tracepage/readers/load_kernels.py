@@ -204,7 +204,8 @@ def recognize(path: Path) -> str:
         kinds = [kind for mark, kind in marks.items() if f'"{mark}"'.encode() in head]
         return kinds[0] if kinds else "other"
     text = files.read_text(path)
-    if match := ncu.HEADER.search(text):
+    match = ncu.HEADER.search(text)
+    if match:
         return "other" if "Invocations" in match[0] else "ncu"  # A summary has no launches.
     first_line = text.lstrip().split("\n", 1)[0]
     columns = set(next(csv.reader([first_line[: csv.field_size_limit()]])))

@@ -50,7 +50,8 @@ def read_ncu(path: Path) -> Source:
     header, *body = read_rows(path, text[table.start() :])
     details = "Metric Name" in header
     needed = LAUNCH_COLUMNS + METRIC_COLUMNS if details else LAUNCH_COLUMNS
-    if missing := [name for name in needed if name not in header]:
+    missing = [name for name in needed if name not in header]
+    if missing:
         raise UsageError(
             f"{path} has no column {missing[0]!r}: export it again with ncu --page raw --csv"
         )

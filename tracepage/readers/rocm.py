@@ -148,7 +148,8 @@ def read_rocprof_ceilings(path: Path) -> tuple[float, dict[str, float]]:
         raise UsageError(f"{path} has a header and no device: profile with --roof-only again")
     flops = {}
     for column in frame.columns:
-        if match := FLOPS_COLUMN.fullmatch(column):
+        match = FLOPS_COLUMN.fullmatch(column)
+        if match:
             unit, kind, bits = match.groups()
             number_format = f"bf{bits}" if kind == "BF" else f"fp{bits}"
             name = f"mfma_{number_format}" if unit else number_format

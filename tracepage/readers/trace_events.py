@@ -74,7 +74,7 @@ class Event:
     device_ns: int = 0
     self_device_ns: int = 0
     allocated_bytes: int = 0
-    # It calls the operator that does its work, of the same name and shapes or of those in PASSED_ON.
+    # It calls the operator that does its work: of the same name and shapes, or by PASSED_ON.
     repeated: bool = False
 
     @property
@@ -142,7 +142,8 @@ def read_events(path: Path) -> Events:
             if others is not None:
                 others.append(record)
             try:
-                if event := _event(record, event_kind, shared):
+                event = _event(record, event_kind, shared)
+                if event:
                     events.append(event)
             except DAMAGED:
                 damaged.append(str(record.get("name")))

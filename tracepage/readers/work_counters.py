@@ -1,7 +1,7 @@
 """Bytes that a GPU's memory moved for each kernel, and the FLOPs that it did, from the counters of
 a profiler:
 
-    ncu               dram__bytes_read.sum + dram__bytes_write.sum (dram__bytes.sum); L2 traffic from lts__t_bytes.sum
+    ncu               dram__bytes_read.sum + dram__bytes_write.sum (dram__bytes.sum)
     rocprof-compute   requests of the L2 cache to memory, in pmc_perf.csv, times their size
 
 A request has 32, 64 or, for reads on newer devices, 128 bytes. TCC_EA_RDREQ and TCC_EA_WRREQ

@@ -11,7 +11,6 @@ most can be gained.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,8 +41,8 @@ INPUT_HINT = (
 )
 HOW_TO_READ = (
     "The bound of a row is the time for its bytes at the measured bandwidth or, where FLOPs are "
-    "known and need longer, for its FLOPs at the measured rate. Below 0 above that bound, data came "
-    "from a cache, the work ran in another precision than the one measured, or it only reads."
+    "known and need longer, for its FLOPs at the measured rate. Below 0 above that bound, data "
+    "came from a cache, the work ran in another precision than the one measured, or it only reads."
 )
 
 
@@ -183,34 +182,32 @@ def demand(
 
 
 def load_traffic(path: Path) -> Traffic:
-    """Memory traffic from the best source in a folder, or from a file."""
-    if path.is_dir():
-        paths = load_kernels.find(path)
-        profiles = [load_kernels.load(file) for file in paths.get("profile", [])[:1]]
-        sources = map(load_kernels.load, (file for kind in COUNTED for file in paths.get(kind, ())))
-        return _best_traffic(path, sources, profiles[0] if profiles else None)
-    source = load_kernels.load(path)
-    counted = [source] if source.kind in COUNTED else []
-    return _best_traffic(path, counted, source if source.profile else None)
-
-
-def _best_traffic(path: Path, counted: Iterable[Source], profiled: Source | None) -> Traffic:
-    """The traffic of the first source that counted bytes, else that of the profile. UsageError:
-    neither tells it.
+    """Memory traffic from the best source in a folder, or from a file: of the first that counted
+    bytes, else of the newest profile. UsageError: neither tells it.
     """
-    profile = profiled.profile if profiled else None
+    paths = [path]
+    if path.is_dir():
+        files = load_kernels.find(path)
+        paths = files.get("profile", [])[:1]
+        paths += [file for kind in COUNTED for file in files.get(kind, ())]
     notes: list[str] = []
-    for source in counted:
-        traffic = counted_traffic(source, path, profile)
-        if isinstance(traffic, Traffic):
-            return traffic._replace(notes=notes + traffic.notes)
-        notes.append(traffic)
-    if profiled and profile:
+    profile_path = path
+    profile = None
+    for source in map(load_kernels.load, paths):
+        if source.profile:
+            profile_path = source.path
+            profile = source.profile
+        elif source.kind in COUNTED:
+            traffic = counted_traffic(source, path, profile)
+            if isinstance(traffic, Traffic):
+                return traffic._replace(notes=notes + traffic.notes)
+            notes.append(traffic)
+    if profile:
         rows, more = from_profile(profile)
         if rows:
             ceilings = _ceilings(path, profile, {})
-            return Traffic(rows, MINIMUM, profiled.path, *ceilings, notes + more, profile)
-        notes.append(f"{profiled.path} holds no operator that took time and whose bytes are known")
+            return Traffic(rows, MINIMUM, profile_path, *ceilings, notes + more, profile)
+        notes.append(f"{profile_path} holds no operator that took time and whose bytes are known")
     reasons = "; ".join(notes) or f"nothing in {path} says how many bytes were moved"
     raise UsageError(f"{reasons}: {INPUT_HINT}")
 
@@ -226,7 +223,8 @@ def counted_traffic(
         lacking = rows or "a launch with both a duration and bytes"
         return f"{source.path} does not say how many bytes were moved: it lacks {lacking}"
     notes = list(source.notes)
-    if left_out := len(source.table) - sum(row.calls for row in rows):
+    left_out = len(source.table) - sum(row.calls for row in rows)
+    if left_out:
         launches = f"{left_out} of {len(source.table)} launches"
         notes.append(f"left out, {launches}: their bytes were not counted")
     flops = work_counters.flops(source).sum().to_dict()
@@ -320,7 +318,8 @@ def bandwidth_report(traffic: Traffic) -> Report:
     shown = [[short_name(name), *cells] for name, *cells in rows[:TOP]]
     report.table(*tables.filled(HEADER, shown), title=title, code=["name"])
     report.csv("bandwidth", HEADER, rows)
-    if points := _counted(traffic):
+    points = _counted(traffic)
+    if points:
         roof = tables.filled(*roofline.table(points, traffic.ceilings))
         report.table(*roof, title="Under the roofline", csv="points", least=["ridge", "MB"])
     if traffic.ceilings:

@@ -118,7 +118,8 @@ def limits(profile: Profile) -> list[tuple[str, str]]:
     if ceilings:
         work += f"; {shares['% of measured GEMM']:.3g} % of the measured GEMM"
     facts = [("step", tables.format_time(1e3 * seconds)), ("FLOPs", work)]
-    if moved := sum(row.bytes for row in rows):
+    moved = sum(row.bytes for row in rows)
+    if moved:
         facts += bandwidth.demand(sum(row.flops or 0 for row in rows), moved, seconds, ceilings)
     if shares["launches"]:
         launches = f"{shares['launches']:,.0f}"
@@ -144,7 +145,8 @@ def bottleneck_report(step: Step, path: Path, prefix: str = "") -> Report:
     )
     if profile["attention_only"]:
         report.text("Only attention was kept: shares are of attention, not of the step.")
-    if ceilings := run["ceilings"]:
+    ceilings = run["ceilings"]
+    if ceilings:
         operation = tables.format_time(ceilings["operation_seconds"] * 1e3)
         report.text(f"With {roofline.describe(ceilings)}; {operation} for a small operation.")
     else:
@@ -238,8 +240,8 @@ def _add_targets(report: Report, step: Step, path: Path, prefix: str) -> None:
 
 
 def find_step(profile_data: Path, version: str) -> tuple[Path, Step]:
-    """A profile, or a folder's newest, and its mean step. UsageError: it is not of the version whose
-    parts the targets are.
+    """A profile, or a folder's newest, and its mean step. UsageError: it is of another version
+    than that whose parts the targets are.
     """
     path = step_profile.find(profile_data)
     step = mean_step(step_profile.read(path))

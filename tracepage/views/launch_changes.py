@@ -48,7 +48,7 @@ class Reduction:
     paths: list[Path]
     conditions: list[str]  # What both ran on, and the two files.
     counted: str  # `kernels` or `operator calls`
-    what: str  # The same, with `per step` or `in the whole file`.
+    extent: str  # `per step` or `in the whole file`
     # A row per name, kind and span (empty where not known), with NUMBERS.
     launches: pandas.DataFrame
     notes: list[str]  # Sentences to read before the numbers.
@@ -78,7 +78,7 @@ def _change(before: float, after: float) -> str:
 
 
 def compare_launches(before: Source, after: Source, may_differ: bool = False) -> Reduction:
-    """Compares two sources. Profiles of other conditions are refused, or noted if they may differ."""
+    """Two sources side by side. Other conditions are refused, or noted if they may differ."""
     sources = (before, after)
     paths = [source.path for source in sources]
     if paths[0].samefile(paths[1]):
@@ -114,8 +114,8 @@ def compare_launches(before: Source, after: Source, may_differ: bool = False) ->
     if not all(rows.span.isin(FORWARD_SPANS).any() for rows in launches):
         launches = [rows.assign(span="") for rows in launches]
     conditions += [f"{side}: {_origin(source)}" for side, source in sides.items()]
-    what = f"{counted} {'per step' if before.steps else 'in the whole file'}"
-    return Reduction(paths, conditions, counted, what, pandas.concat(launches).fillna(0.0), notes)
+    extent = "per step" if before.steps else "in the whole file"
+    return Reduction(paths, conditions, counted, extent, pandas.concat(launches).fillna(0.0), notes)
 
 
 def _differences(before: Source, after: Source, may_differ: bool) -> list[str]:
@@ -160,6 +160,7 @@ def add_section(report: Report, reduction: Reduction, stem: str, top: int) -> No
     changes; a CSV file has all names in full.
     """
     total = reduction.launches[NUMBERS].sum()
+    counted = f"{reduction.counted} {reduction.extent}"
     names = reduction.by("name", "kind")
     unit, factor = tables.time_unit(max(total.us_before, total.us_after) / 1e3)
 
@@ -172,14 +173,14 @@ def add_section(report: Report, reduction: Reduction, stem: str, top: int) -> No
     for label in ["kind", "span"] if reduction.launches.span.any() else ["kind"]:
         rows = [[row[1], *numbers(row)] for row in reduction.by(label).itertuples()]
         rows.append(["all", *numbers(total)])
-        report.table([label, *header], rows, f"{reduction.what}, by {label}")
+        report.table([label, *header], rows, f"{counted}, by {label}")
     changed = names[names.change != "same"]
     rows = [
         [kernel_names.short_name(str(row.name)), row.kind, row.change, *numbers(row)]
         for row in changed.head(top).itertuples()
     ]
     label = "operator" if reduction.counted == "operator calls" else "kernel"
-    title = f"{reduction.what}, largest changes in calls ({len(rows)} of {len(changed)})"
+    title = f"{counted}, largest changes in calls ({len(rows)} of {len(changed)})"
     report.table([label, "kind", "status", *header], rows, title, code=[label])
     report.text(*reduction.notes)
     report.csv(stem, ["name", "kind", *NUMBERS, "change"], names.values.tolist())
@@ -196,7 +197,7 @@ def headline(reduction: Reduction) -> str:
     share = 100 * (total.calls_after / total.calls_before - 1)
     change = f"{abs(share):.1f} % {'fewer' if share < 0 else 'more'}" if share else "as many"
     return (
-        f"{before} to {after} {reduction.what}: {change}. "
+        f"{before} to {after} {reduction.counted} {reduction.extent}: {change}. "
         f"Their time: {time_before} to {time_after}. "
         f"Names: {len(changes)}, gone {changes.count('gone')}, new {changes.count('new')}, "
         f"with fewer calls {changes.count('fewer')}, with more {changes.count('more')}."

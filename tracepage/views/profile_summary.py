@@ -62,11 +62,11 @@ def write_summaries(paths: Sequence[Path], sort_by: str | None = None) -> list[P
     """Writes report.md into the folder of each profile; it has a section for each of `paths` in
     that folder.
     """
+    reports: dict[Path, Report] = {}
+    for path in paths:
+        report = reports.setdefault(path.parent, Report("Profiles"))
+        add_section(report, path, step_profile.read(path), sort_by)
     written = []
-    reports = {
-        folder: summary_report([path for path in paths if path.parent == folder], sort_by)
-        for folder in dict.fromkeys(path.parent for path in paths)
-    }
     for folder, report in reports.items():
         written += report.write(folder, "report", ("md",), "--generate-report")
     return written
@@ -102,12 +102,16 @@ def add_section(report: Report, path: Path, profile: Profile, sort_by: str | Non
 
 def _add_operators(report: Report, profile: Profile, sort_by: str | None) -> None:
     header, rows, column = operator_rows(profile, sort_by)
-    # Numbers are rounded, so that no memory is 3.81e-06 MiB.
-    rows = [[round(cell, 4) if isinstance(cell, float) else cell for cell in row] for row in rows]
+    rows = [list(map(_rounded, row)) for row in rows]
     title = f"{_title('Operators', profile, rows)}, sorted by {LABELS[column]}"
     report.table(header, rows, title=title, top=ROWS)
     if "operator_flops" in profile:
         report.text(FLOPS_NOTE)
+
+
+def _rounded(cell: Any) -> Any:
+    """No memory is 3.81e-06 MiB."""
+    return round(cell, 4) if isinstance(cell, float) else cell
 
 
 def _title(label: str, profile: Profile, rows: list) -> str:
@@ -139,7 +143,8 @@ def operator_rows(
     columns["share %"] = 100 * self_time / (self_time.sum() or 1)
     if profile["memory_peak_bytes"] is not None:
         columns[LABELS["allocated_bytes"]] = added.allocated_bytes / 2**20
-    if (flops := profile.get("operator_flops")) is not None:
+    if "operator_flops" in profile:
+        flops = profile["operator_flops"]
         columns["GFLOP"] = [flops.get(name, 0) / steps / 1e9 for name in added.index]
     return list(columns), [list(row) for row in zip(*columns.values(), strict=True)], column
 

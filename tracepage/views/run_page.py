@@ -132,7 +132,8 @@ def _kernels_page(source: Source) -> Report:
     """The page of a file of rocprofv3, rocprof-compute or ncu."""
     page = Report(source.path.name)
     page.text(launches.verdict(source, launches.idle_percent(source), FEWER))
-    if events := timeline.draw_calls(source):
+    events = timeline.draw_calls(source)
+    if events:
         _add_timeline(page, events, "all launches")
     page.include(launches.launch_report(source, TOP), "Kernels")
     if source.kind in bandwidth.COUNTED:
@@ -170,7 +171,7 @@ def _add_timeline(page: Report, events: dict[str, Any], name: str) -> None:
 
 
 def _add_step(page: Report, trace: Trace, sums: Sums, idle: float | None) -> None:
-    """Adds the time of a mean step by span, or by kind of work where a GPU's kernels have no spans."""
+    """Adds the time of a mean step by span, or by kind of work where kernels have no spans."""
     kernels = trace.kernels[trace.kernels.step >= 0]
     whole_us = sum(sums["step_us"])
     kernels_us = kernels.duration_ns.sum() / 1e3
@@ -196,9 +197,7 @@ def _add_critical_path(page: Report, trace: Trace) -> None:
 
 
 def _page_of_two(sources: Sequence[Source], pages: Sequence[Report]) -> Report:
-    """The timelines of two files on one scale, what limits each step, and the launches that went and
-    came.
-    """
+    """The timelines of two files on one scale, what limits each step, and how launches changed."""
     sections = [section for page in pages for section in page.sections]
     timelines = [
         item.content for section in sections for item in section.items if item.kind == "timeline"

@@ -109,7 +109,7 @@ def _detail(name: str, span: str, phase: str, operator: str, shapes: str) -> tup
 
 
 def draw_calls(source: Source) -> dict[str, Any] | None:
-    """The launches of a profiler's table, by kind of work; None where it has no times of launches."""
+    """The launches of a profiler's table, by kind of work; None where it has no times of them."""
     table = source.table
     if table.start_ns.isna().any() or source.are_operators:
         return None

@@ -84,7 +84,7 @@ def test_what_was_taken_out_is_gone_what_was_put_in_is_new_and_kinds_and_spans_t
     }
     assert short_name(names.name.iloc[0]) == masks, "the largest change in calls comes first"
     assert list(names.us_after[names.name == FMHA]) == [pytest.approx(40)]
-    assert found.what == "kernels per step" and list(
+    assert f"{found.counted} {found.extent}" == "kernels per step" and list(
         found.launches[["calls_before", "calls_after"]].sum()
     ) == [569, 557]
     for rows in (found.by("span"), found.by("kind"), names):
@@ -151,7 +151,9 @@ def test_sources_without_steps_give_totals_and_say_so(tmp_path):
     stats = '"Name","Calls","TotalDurationNs"\n"void scale<float>(float*, float, int)",1,5000\n'
     (tmp_path / "out_kernel_stats.csv").write_text(stats)
     found = compare(FIXTURES / "new_kernel_trace.csv", tmp_path / "out_kernel_stats.csv")
-    assert found.what == "kernels in the whole file" and TOTALS in found.notes
+    assert (
+        f"{found.counted} {found.extent}" == "kernels in the whole file" and TOTALS in found.notes
+    )
     assert calls(found) == {
         "void scale<float>(float*, float, int)": (2, 1),
         "__amd_rocclr_copyBuffer": (1, 0),
