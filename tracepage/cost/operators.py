@@ -352,6 +352,14 @@ class OperatorCalls(NamedTuple):
         return amount * self.calls / self.us * 1e6 if amount else None
 
 
+def sums(calls: Sequence[OperatorCalls]) -> tuple[float, float, float, float]:
+    """Calls, seconds, FLOPs and bytes of a mean step; a cost that is not known counts as 0."""
+    number = sum(row.calls for row in calls)
+    seconds = sum(row.us for row in calls) / 1e6
+    flops = sum(row.calls * (row.flops or 0) for row in calls)
+    return number, seconds, flops, sum(row.calls * (row.bytes or 0) for row in calls)
+
+
 def rows(profile: Profile) -> list[OperatorCalls]:
     """The operators of a profile that took time, the longest first."""
     steps = profile["profiled_steps"]

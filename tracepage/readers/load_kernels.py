@@ -115,11 +115,13 @@ def load(path: Path, any_trace: bool = False) -> Source:
     if kind in REFUSALS:
         raise UsageError(f"{path} {REFUSALS[kind]}")
     source = READERS[kind](path)
-    if source.kind == OTHER_TRACE and not any_trace:
+    is_other = source.kind == OTHER_TRACE
+    if is_other and not any_trace:
         raise not_a_trace(path)
     if source.table.empty:
-        reason = "holds no timed event" if any_trace else f"({kind}) {NO_ROWS}"
-        raise UsageError(f"{path} {reason}")
+        raise UsageError(
+            f"{path} holds no timed event" if is_other else f"{path} ({kind}) {NO_ROWS}"
+        )
     return replace(source, notes=(*notes, *source.notes))
 
 

@@ -5,6 +5,7 @@ with their self time), each of which would be one launch on a GPU. If a trace ma
 events within a step are kept, as in a profile.
 """
 
+import functools
 import json
 from pathlib import Path
 
@@ -105,14 +106,15 @@ def _working_operators(trace: Trace) -> pandas.DataFrame:
     frames do not.
     """
     calls = trace.operators.assign(category="operator", duration_ns=trace.operators.self_cpu_ns)
-    labels = ["name", "input_shapes", "input_types"]
-    kinds = calls[labels].drop_duplicates()
-    kinds["works"] = [
-        name not in operators.COMPOSITE_ON_CPU
-        and operators.cost(name, json.loads(shapes), json.loads(types)) != (0, 0)
-        for name, shapes, types in kinds.itertuples(index=False)
-    ]
-    return calls[calls.merge(kinds, on=labels, how="left").works.to_numpy(dtype=bool)]
+    inputs = zip(calls.name, calls.input_shapes, calls.input_types, strict=True)
+    return calls[[_works(*call) for call in inputs]]
+
+
+@functools.cache
+def _works(name: str, shapes: str, types: str) -> bool:
+    if name in operators.COMPOSITE_ON_CPU:
+        return False
+    return operators.cost(name, json.loads(shapes), json.loads(types)) != (0, 0)
 
 
 def _cpu_notes(names: pandas.Series) -> tuple[str, ...]:

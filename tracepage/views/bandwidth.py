@@ -104,10 +104,7 @@ def from_profile(profile: Profile) -> tuple[list[KernelTraffic], list[str]]:
             known[f"{row.name} ({row.span})"].append(row)
     rows = []
     for name, calls in known.items():
-        number = sum(row.calls for row in calls)
-        seconds = sum(row.us for row in calls) / 1e6
-        moved = sum(row.calls * (row.bytes or 0) for row in calls)
-        flops = sum(row.calls * (row.flops or 0) for row in calls)
+        number, seconds, flops, moved = operators.sums(calls)
         rows.append(KernelTraffic(name, number, seconds, moved, flops))
     notes = ["only attention was kept"] if profile["attention_only"] else []
     if unknown:

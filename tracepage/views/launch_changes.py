@@ -21,6 +21,7 @@ from tracepage.show import run_facts, tables
 from tracepage.show.report import Report
 from tracepage.span_names import FORWARD_SPANS
 
+import numpy
 import pandas
 
 NUMBERS = ["calls_before", "calls_after", "us_before", "us_after"]
@@ -60,13 +61,9 @@ class Reduction:
         sums = self.launches.groupby(list(labels), as_index=False, sort=False)[NUMBERS].sum()
         calls = zip(sums.calls_before, sums.calls_after, strict=True)
         sums["change"] = [_change(before, after) for before, after in calls]
-        sizes = pandas.DataFrame(
-            {
-                "calls": (sums.calls_after - sums.calls_before).abs(),
-                "us": (sums.us_after - sums.us_before).abs(),
-            }
-        )
-        return sums.loc[sizes.sort_values(["calls", "us"], ascending=False, kind="stable").index]
+        more_us = (sums.us_after - sums.us_before).abs()
+        more_calls = (sums.calls_after - sums.calls_before).abs()
+        return sums.loc[numpy.lexsort((-more_us, -more_calls))]
 
 
 def _change(before: float, after: float) -> str:

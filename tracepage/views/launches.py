@@ -44,10 +44,6 @@ class Gaps(NamedTuple):
     # Each interval in which no kernel runs and which the clock can tell from none, in order.
     idle_ns: numpy.ndarray
 
-    @property
-    def busy_percent(self) -> float:
-        return 100 * self.busy_ns / self.window_ns if self.window_ns else 100.0
-
 
 def gaps(source: Source) -> Gaps | None:
     """Time between consecutive kernels; None without start times, or where counters were collected
@@ -157,8 +153,9 @@ def _time(ns: float) -> str:
 def _busy(times: Gaps | None) -> str:
     if times is None:
         return "left out: this source has no times of one launch after the other"
+    share = 100 * times.busy_ns / times.window_ns if times.window_ns else 100.0
     line = (
-        f"{times.busy_percent:.1f} % of {_time(times.window_ns)} "
+        f"{share:.1f} % of {_time(times.window_ns)} "
         f"from the first start to the last end; gaps: {len(times.idle_ns):,}"
     )
     if len(times.idle_ns):

@@ -156,23 +156,22 @@ def span_rows(profile: Sums, attention_only: bool = False) -> tables.Table:
     steps = profile["profiled_steps"]
     wall = sum(profile["step_us"]) / steps / 1e3
     unit, factor = tables.time_unit(wall)
-    times: list[list[Any]] = []
+    rows: list[list[Any]] = []
+    covered = 0.0
     for span, phases in step_profile.span_milliseconds(profile).items():
         total = sum(phases.values())
-        times.append([span, phases.get("forward", 0.0), phases.get("backward", 0.0), total])
+        covered += total
+        forward = phases.get("forward", 0.0) * factor
+        backward = phases.get("backward", 0.0) * factor
+        rows.append([span, forward, backward, total * factor, 100 * total / wall])
+    outside = "outside operators (Python)"
     if profile["kernels"]:
-        rest = ["idle GPU", None, None, wall - profile["device_busy_us"] / steps / 1e3]
-    else:
-        outside = wall - sum(total for *_, total in times)
-        rest = ["outside operators (Python)", None, None, outside]
+        covered = profile["device_busy_us"] / steps / 1e3
+        outside = "idle GPU"
     if not attention_only:
-        times.append(rest)
-    header = ["span", *(f"{name} {unit}" for name in ("forward", "backward", "total")), "% of step"]
-    rows = []
-    for span, forward, backward, total in times:
-        scaled = [forward and forward * factor, backward and backward * factor, total * factor]
-        rows.append([span, *scaled, 100 * total / wall])
-    return header, rows
+        rest = wall - covered
+        rows.append([outside, None, None, rest * factor, 100 * rest / wall])
+    return ["span", f"forward {unit}", f"backward {unit}", f"total {unit}", "% of step"], rows
 
 
 def conditions(profile: Profile) -> str:

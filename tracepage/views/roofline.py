@@ -78,12 +78,11 @@ def from_profile(profile: Profile, top: int = 10) -> list[Point]:
 def _points(rows: dict[str, list[operators.OperatorCalls]], group: str) -> list[Point]:
     points = []
     for name, calls in rows.items():
-        flops: float | None = None
-        moved: float | None = None
-        if all(row.flops is not None for row in calls):
-            flops = sum(row.calls * row.flops for row in calls if row.flops)
-            moved = sum(row.calls * row.bytes for row in calls if row.bytes)
-        points.append(Point(name, flops, moved, sum(row.us for row in calls) / 1e6, group))
+        _, seconds, flops, moved = operators.sums(calls)
+        if any(row.flops is None for row in calls):
+            points.append(Point(name, None, None, seconds, group))
+        else:
+            points.append(Point(name, flops, moved, seconds, group))
     return sorted(points, key=lambda point: -point.seconds)
 
 
