@@ -265,19 +265,18 @@ def _window(path: Path) -> dict[str, Any]:
     """
     trace = chrome_trace.load(path)
     kernels = trace.kernels[trace.kernels.step >= 0]
-    starts = kernels.start_us - kernels.start_us.min()
-    first = kernels.start_us.min()
-    launches = sorted(set((kernels.start_us - kernels.launch_delay_us - first).round(1)))
-    busy = round(100 * trace.device_busy_us() / sum(trace.step_us()), 1)
+    starts = (kernels.start_ns - kernels.start_ns.min()) / 1e3
+    launches = sorted(set((starts - kernels.launch_delay_ns / 1e3).round(1)))
+    busy = round(100 * trace.device_busy_ns() / sum(trace.step_ns()), 1)
     return {
         "launches": [launch / 1e3 for launch in launches if 0 <= launch <= WINDOW_US],
         "gpu": [
             [start / 1e3, us / 1e3]
-            for start, us in zip(starts, kernels.duration_us, strict=True)
+            for start, us in zip(starts, kernels.duration_ns / 1e3, strict=True)
             if start <= WINDOW_US
         ],
         "step": [
-            round(median(trace.step_us()) / 1e3, 2),
+            round(median(trace.step_ns()) / 1e6, 2),
             int(median(kernels.groupby("step").size())),
             busy,
         ],

@@ -233,8 +233,9 @@ def name_of(trace: Path) -> str:
 
 @functools.cache
 def step_kernels(trace: Path) -> pandas.DataFrame:
-    """Kernels, copies and fills of the first profiled step."""
+    """Kernels, copies and fills of the first profiled step, with their duration_us."""
     kernels = chrome_trace.load(trace).kernels
+    kernels["duration_us"] = kernels.duration_ns / 1e3
     return kernels[kernels.step == kernels.step[kernels.step >= 0].min()]
 
 

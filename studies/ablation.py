@@ -34,7 +34,8 @@ from common.training.run import explained
 from studies import version_files
 from tracepage import files
 from tracepage.errors import UsageError
-from tracepage.readers import kernel_table, load_kernels
+from tracepage.readers import load_kernels
+from tracepage.readers.source import Source
 from tracepage.records.study_files import Ablation
 from tracepage.terminal import progress
 from tracepage.views.ablation_effects import FUSIONS
@@ -190,7 +191,7 @@ def build(
     return train, peak if devices.is_gpu(device) else None
 
 
-def count(train: Callable[[], object]) -> kernel_table.Kernels:
+def count(train: Callable[[], object]) -> Source:
     """The kernels of two steps, from a trace in a folder that is then removed."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
@@ -198,7 +199,7 @@ def count(train: Callable[[], object]) -> kernel_table.Kernels:
         return load_kernels.load(path)
 
 
-def launches_per_step(counted: kernel_table.Kernels) -> float:
+def launches_per_step(counted: Source) -> float:
     """Kernels per step without copies and fills; on a CPU, operator calls that do work."""
     wanted = counted.table.category.isin(["kernel", "operator"])
     assert counted.steps, "a trace of ours marks its steps"

@@ -38,7 +38,7 @@ def profile(version: ModuleType, description: str | None) -> int:
             raise UsageError(
                 f"--sort-by {sort_by}: a profile holds no memory: it was made without --profile-memory"
             )
-        print(profile_summary.report(paths, sort_by).terminal())
+        print(profile_summary.summary_report(paths, sort_by).terminal())
         code = 0
     else:
         options = version_files.run_options(version, arguments)
@@ -47,7 +47,7 @@ def profile(version: ModuleType, description: str | None) -> int:
         paths = run.profiles[:1]
         code = run.exit_code
     if arguments.generate_report and paths:
-        for path in profile_summary.write(paths, sort_by):
+        for path in profile_summary.write_summaries(paths, sort_by):
             print(f"  report       {path}")
     return code
 
@@ -68,7 +68,11 @@ def profile_kernels(version: ModuleType, description: str | None) -> int:
         paths = run.profiles[:1]
         code = run.exit_code
     for path in paths:
-        print(critical_path.report(path, step_profile.read(path), arguments.sort_by).terminal())
+        print(
+            critical_path.critical_path_report(
+                path, step_profile.read(path), arguments.sort_by
+            ).terminal()
+        )
     return code
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 from tests.small_traces import gpu_trace
-from tracepage.readers.kernel_table import Kernels
+from tracepage.readers.source import Source
 
 FIXTURES = ROOT / "tests" / "fixtures" / "kernels"
 
@@ -67,5 +67,5 @@ def put(path: Path, content: bytes | str, age: float = 0) -> Path:
     return path
 
 
-def launch_rows(found: Kernels) -> list[tuple]:
+def launch_rows(found: Source) -> list[tuple]:
     return list(found.table[["name", "start_ns", "duration_ns"]].itertuples(index=False, name=None))

@@ -11,7 +11,6 @@ from pathlib import Path
 from tracepage import command_line
 from tracepage.files import writable_file, write_text
 from tracepage.records import step_profile
-from tracepage.show.report import Report
 from tracepage.views import run_page
 
 
@@ -31,17 +30,11 @@ def main() -> None:
         help="default: run.html",
     )
     options = command_line.parse(parser)
-    output = writable_file(options.output, "--output", (options.run, options.other))
-    write_text(
-        output,
-        report(*(step_profile.find(path) for path in (options.run, options.other) if path)).html(),
-    )
+    inputs = [path for path in (options.run, options.other) if path]
+    output = writable_file(options.output, "--output", inputs)
+    sources = [run_page.load_page_source(step_profile.find(path)) for path in inputs]
+    write_text(output, run_page.make_page(sources).html())
     print(f"written: {output}")
-
-
-def report(*paths: Path) -> Report:
-    """The page of one file or of two."""
-    return run_page.compare(paths) if paths[1:] else run_page.build(paths[0])
 
 
 def command() -> None:

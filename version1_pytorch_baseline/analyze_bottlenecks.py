@@ -34,7 +34,7 @@ def main() -> None:
         help="a bare name goes into bottleneck_analysis/ (default: bottlenecks_v1.md)",
     )
     options = cli.parse(parser)
-    print(bottlenecks.analyze(options.profile_data, options.output_report, version="v1"))
+    print(bottlenecks.write_bottlenecks(options.profile_data, options.output_report, version="v1"))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def main() -> None:
         help="write all kernels, with full names and times in ns",
     )
     options = cli.parse(parser)
-    print(launches.analyze(options.trace_file, options.top, options.csv_out))
+    print(launches.write_launches(options.trace_file, options.top, options.csv_out))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,9 @@ def main() -> None:
     cli.add_output_dir(parser, "memory_bandwidth")
     options = cli.parse(parser)
     print(
-        bandwidth.analyze(options.profile_data, options.output_dir, options.generate_roofline_plot)
+        bandwidth.write_bandwidth(
+            options.profile_data, options.output_dir, options.generate_roofline_plot
+        )
     )
 
 

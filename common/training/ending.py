@@ -114,7 +114,7 @@ def _write_profile(run: Any) -> None:
     run.profiles = profile_files.write(profiler.profile_path, content)
     if options.profile_operators:
         print(
-            profile_summary.operators(
+            profile_summary.operator_report(
                 step_profile.read(profiler.profile_path), options.sort_by
             ).terminal()
         )

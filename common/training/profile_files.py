@@ -4,12 +4,13 @@ that plain TensorBoard shows.
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tracepage.errors import RunError, UsageError
 from tracepage.files import write_json, write_text
-from tracepage.readers import chrome_trace, graph_replays
+from tracepage.readers import chrome_trace, graph_replays, pytorch
 from tracepage.records import run_record, step_profile
 from tracepage.records.run_record import TimedRun
 from tracepage.views import run_page
@@ -51,7 +52,8 @@ def write(path: Path, content: dict[str, Any]) -> list[Path]:
             if profile["memory_peak_bytes"] is not None:
                 write_text(folder / "memory_timeline.html", MEMORY_PAGE)
                 written.append(folder / "memory_timeline.html")
-            written += run_page.of_run(path, trace).write(folder, "run", ("html",))
+            source = replace(pytorch.read_profile(path), trace=trace)
+            written += run_page.make_page([source]).write(folder, "run", ("html",))
         return written
     except (OSError, UsageError) as error:
         shutil.rmtree(step_profile.events(path, content["run"]), ignore_errors=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.conftest import ROOT
 from tests.small_traces import gpu_trace, record_cpu_trace, write_profile
-from tracepage.page import report
+from tracepage.views import run_page
 
 import pytest
 
@@ -67,7 +67,7 @@ def opened(chromium, tmp_path) -> Iterator[Callable[..., Any]]:
 
 
 def built(*paths: Path) -> str:
-    return report(*paths).html()
+    return run_page.make_page([run_page.load_page_source(path) for path in paths]).html()
 
 
 @pytest.fixture

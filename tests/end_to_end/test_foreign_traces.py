@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.conftest import ROOT
 from tracepage.errors import UsageError
 from tracepage.readers import load_kernels
-from tracepage.readers.kernel_table import Kernels
+from tracepage.readers.source import Source
 from tracepage.views import launches
 
 import pandas
@@ -43,17 +43,17 @@ needs_samples = pytest.mark.skipif(
 )
 
 
-def loaded(path: Path, events: list[dict]) -> Kernels:
+def loaded(path: Path, events: list[dict]) -> Source:
     path.write_text(json.dumps({"traceEvents": events}))
     return load_kernels.load(path)
 
 
-def busy(kernels: Kernels) -> float:
+def busy(kernels: Source) -> float:
     found = launches.gaps(kernels)
     return found.busy_ns / found.window_ns
 
 
-def shares(kernels: Kernels) -> list[float]:
+def shares(kernels: Source) -> list[float]:
     return list(launches.summary(kernels).share)
 
 
@@ -85,7 +85,7 @@ def other_run(events: list[dict]) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def real() -> Kernels:
+def real() -> Source:
     return load_kernels.load(TRACE)
 
 

@@ -21,6 +21,7 @@ roofline model), with the time of one small operation as a third ceiling:
     seconds >= max(FLOPs / peak FLOP/s, bytes / peak bytes/s, seconds per operation)
 """
 
+import itertools
 import json
 import math
 import re
@@ -46,46 +47,16 @@ ELEMENT_BYTES = {
     "unsigned char": 1,
     "signed char": 1,
 }
-# in the lists of an optimizer; a trace does not record the types of tensors in a list
+# In the lists of an optimizer; a trace does not record the types of tensors in a list.
 LIST_ELEMENT_BYTES = 4
 
 # FLOPs for each output element, of operators whose output has the shape that their inputs broadcast
 # to.
-ELEMENTWISE = dict.fromkeys(
-    (
-        "add",
-        "sub",
-        "rsub",
-        "mul",
-        "div",
-        "neg",
-        "abs",
-        "pow",
-        "sqrt",
-        "rsqrt",
-        "reciprocal",
-        "exp",
-        "log",
-        "sin",
-        "cos",
-        "clamp_min",
-        "relu",
-        "threshold_backward",
-        "where",
-        "masked_fill",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "bitwise_not",
-        "logical_not",
-        "triu",
-        "tril",
-    ),
-    1,
-) | {
+ONE_FLOP = """
+    add sub rsub mul div neg abs pow sqrt rsqrt reciprocal exp log sin cos clamp_min relu
+    threshold_backward where masked_fill eq ne lt le gt ge bitwise_not logical_not triu tril
+"""
+ELEMENTWISE = dict.fromkeys(ONE_FLOP.split(), 1) | {
     "addcmul": 3,
     "addcdiv": 3,
     "lerp": 3,
@@ -100,10 +71,10 @@ ELEMENTWISE = dict.fromkeys(
 # `x * 2` makes a tensor of the 2 and calls `mul` again, which does the work
 WRAPS_NUMBERS = ("add", "sub", "mul", "div")
 REDUCTIONS = ("sum", "mean", "amax", "amin", "linalg_vector_norm")
-MATRIX_PRODUCTS = {"mm": 2, "addmm": 2, "bmm": 3, "baddbmm": 3}  # dimensions of the factors
-ADDS = ("addmm", "baddbmm")  # a matrix product is added to their first argument
+MATRIX_PRODUCTS = {"mm": 2, "addmm": 2, "bmm": 3, "baddbmm": 3}  # Dimensions of the factors.
+ADDS = ("addmm", "baddbmm")  # A matrix product is added to their first argument.
 TENSOR_LIST = "TensorList"
-# operators, and their kernels
+# Operators, and their kernels.
 COMMUNICATION = re.compile(r"nccl|rccl|^(?:gloo:|c10d::|record_param_comms)", re.IGNORECASE)
 # Operators that launch fused attention: True if q is [B, H, S, Dh], False if it is [B, S, H, Dh]; k
 # and v likewise.
@@ -113,81 +84,25 @@ ATTENTION = {
     "_flash_attention": False,
     "_efficient_attention": False,
 }
-WORK_IN_OTHERS = frozenset(
-    (
-        # views, allocation and bookkeeping
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "_reshape_alias",
-        "t",
-        "transpose",
-        "permute",
-        "expand",
-        "expand_as",
-        "slice",
-        "select",
-        "narrow",
-        "unsqueeze",
-        "squeeze",
-        "split",
-        "split_with_sizes",
-        "chunk",
-        "unbind",
-        "detach",
-        "detach_",
-        "alias",
-        "unflatten",
-        "flatten",
-        "as_strided",
-        "lift_fresh",
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "resize_",
-        "resolve_conj",
-        "resolve_neg",
-        "result_type",
-        "promote_types",
-        "item",
-        "_local_scalar_dense",
-        "broadcast_tensors",
-        # operators that call others
-        "linear",
-        "matmul",
-        "masked_fill",
-        "to",
-        "_to_copy",
-        "clone",
-        "contiguous",
-        "softmax",
-        "log_softmax",
-        "cross_entropy_loss",
-        "nll_loss",
-        "nll_loss_nd",
-        "embedding",
-        "embedding_backward",
-        "square",
-        "ones",
-        "zeros",
-        "ones_like",
-        "zeros_like",
-        "full",
-        "repeat_interleave",
-        "index_put_",
-        "scaled_dot_product_attention",
-        "_fused_sdp_choice",
-        "_scaled_dot_product_attention_math",
-        *(f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash", "efficient", "cudnn")),
-        *(
-            f"_scaled_dot_product_{kernel}_attention_backward"
-            for kernel in ("flash", "efficient", "cudnn")
-        ),
-    )
-)
-# of torch.compile: no work
+VIEWS_AND_BOOKKEEPING = """
+    view _unsafe_view reshape _reshape_alias t transpose permute expand expand_as slice select
+    narrow unsqueeze squeeze split split_with_sizes chunk unbind detach detach_ alias unflatten
+    flatten as_strided lift_fresh empty empty_like empty_strided resize_ resolve_conj resolve_neg
+    result_type promote_types item _local_scalar_dense broadcast_tensors
+"""
+CALLS_OTHERS = """
+    linear matmul masked_fill to _to_copy clone contiguous softmax log_softmax cross_entropy_loss
+    nll_loss nll_loss_nd embedding embedding_backward square ones zeros ones_like zeros_like full
+    repeat_interleave index_put_ scaled_dot_product_attention _fused_sdp_choice
+    _scaled_dot_product_attention_math
+    _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
+    _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
+    _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
+"""
+WORK_IN_OTHERS = frozenset(VIEWS_AND_BOOKKEEPING.split() + CALLS_OTHERS.split())
+# Frames of torch.compile do no work.
 COMPILER_FRAMES = ("TorchDynamo", "Torch-Compiled Region", "Pregraph bytecode", "AOTDispatcher")
-COMPOSITE_ON_CPU = ("aten::mean",)  # on a CPU it calls `sum` and `div_`; on a GPU it is one kernel
+COMPOSITE_ON_CPU = ("aten::mean",)  # On a CPU it calls `sum` and `div_`; on a GPU it is a kernel.
 # Autograd nodes of PyTorch's own operators, and two names from `chrome_trace`.
 _OVERHEAD = re.compile(r"\w+Backward\d+|torch::autograd::\w+|detach_?|autograd engine|redispatch")
 
@@ -213,44 +128,30 @@ def cost(
         known, as for shapes that the operator of PyTorch cannot have.
     """
     operator = name.removeprefix("aten::")
-    if (
-        _OVERHEAD.fullmatch(name)
-        or name.startswith(COMPILER_FRAMES)
-        or (operator in WORK_IN_OTHERS and operator != name)
-    ):
+    is_aten = operator != name
+    if _OVERHEAD.fullmatch(name) or name.startswith(COMPILER_FRAMES):
         return 0, 0
-    if operator == name or not shapes or not _consistent(shapes, types):
+    if is_aten and operator in WORK_IN_OTHERS:
+        return 0, 0
+    if not is_aten or not shapes or not _consistent(shapes, types):
         return None
     if operator in MATRIX_PRODUCTS:
-        first = int(operator in ADDS)
-        factors = shapes[first : first + 2]  # [m, k] and [k, n], or [b, m, k] and [b, k, n]
-        if types[0] not in ELEMENT_BYTES or not _are_tensors(
-            factors, types[first:], MATRIX_PRODUCTS[operator]
-        ):
-            return None
-        left, right = factors
-        output = math.prod(left[:-1]) * right[-1]
-        moved = sum(map(math.prod, shapes[: first + 2])) + output
-        return 2 * output * left[-1], moved * ELEMENT_BYTES[types[0]]
+        return _product(operator, shapes, types)
     kernel = operator.removesuffix("_forward").removesuffix("_backward")
-    backward = operator.endswith("_backward")
     if kernel in ATTENTION:
-        queries_and_keys = shapes[1:3] if backward else shapes[:2]
-        if types[0] not in ELEMENT_BYTES or not _are_tensors(
-            queries_and_keys, types[int(backward) :], 4
-        ):
+        backward = int(operator.endswith("_backward"))
+        q_and_k = shapes[backward : backward + 2]
+        if not _are_tensors(q_and_k, types[backward:], 4) or types[0] not in ELEMENT_BYTES:
             return None
-        return _attention(queries_and_keys, types[0], ATTENTION[kernel], backward)
+        return _attention(q_and_k, types[0], ATTENTION[kernel], bool(backward))
     if operator == "_fused_adamw_":
         return _adamw(shapes[0]) if types[0] == TENSOR_LIST else None
     if operator.startswith("_foreach_"):
         return _foreach(operator.removeprefix("_foreach_"), shapes, types)
     if operator == "cat":
-        return (
-            (0, 2 * sum(map(math.prod, shapes[0])) * element)
-            if shapes[0] and types[0] == TENSOR_LIST
-            else None
-        )
+        if not shapes[0] or types[0] != TENSOR_LIST:
+            return None
+        return 0, 2 * sum(map(math.prod, shapes[0])) * element
     if operator.removesuffix("_") in WRAPS_NUMBERS and types[1:2] == ["Scalar"]:
         return 0, 0
     tensors = [
@@ -265,21 +166,36 @@ def _consistent(shapes: Sequence, types: Sequence[str]) -> bool:
     """Whether each argument has a type, each tensor one shape, and each list of tensors a list of
     shapes.
     """
-
-    def fits(shape: Sequence, kind: str) -> bool:
-        element = int if kind in ELEMENT_BYTES else list if kind == TENSOR_LIST else object
-        return all(isinstance(each, element) for each in shape)
-
-    return len(shapes) == len(types) and all(map(fits, shapes, types))
+    if len(shapes) != len(types):
+        return False
+    for shape, kind in zip(shapes, types, strict=True):
+        sides = {type(side) for side in shape}
+        if kind in ELEMENT_BYTES and not sides <= {int}:
+            return False
+        if kind == TENSOR_LIST and not sides <= {list}:
+            return False
+    return True
 
 
 def _are_tensors(shapes: Sequence[Shape], types: Sequence[str], rank: int) -> bool:
     """Whether these are two tensors of so many dimensions; `types` may have more elements."""
-    return (
-        len(shapes) == 2
-        and all(map(ELEMENT_BYTES.__contains__, types[:2]))
-        and all(len(shape) == rank for shape in shapes)
-    )
+    ranks = [len(shape) for shape in shapes]
+    return ranks == [rank, rank] and set(types[:2]) <= set(ELEMENT_BYTES)
+
+
+def _product(
+    operator: str, shapes: Sequence[Shape], types: Sequence[str]
+) -> tuple[int, int] | None:
+    first = int(operator in ADDS)
+    factors = shapes[first : first + 2]  # [m, k] and [k, n], or [b, m, k] and [b, k, n]
+    if not _are_tensors(factors, types[first:], MATRIX_PRODUCTS[operator]):
+        return None
+    if types[0] not in ELEMENT_BYTES:
+        return None
+    left, right = factors
+    output = math.prod(left[:-1]) * right[-1]
+    moved = sum(map(math.prod, shapes[: first + 2])) + output
+    return 2 * output * left[-1], moved * ELEMENT_BYTES[types[0]]
 
 
 def _attention(
@@ -315,47 +231,48 @@ def _adamw(parameters: Sequence[Shape]) -> tuple[int, int] | None:
 
 
 def _one_output(operator: str, tensors: list[tuple[Shape, int]]) -> tuple[int, int] | None:
-    """Cost of an operator with one output tensor, from shape and element size of each input tensor."""
+    """Cost of an operator with one output, from shape and element size of each input tensor."""
     first, size = tensors[0]
+    last, last_size = tensors[-1]
     elements = math.prod(first)
-    read = sum(math.prod(shape) * each for shape, each in tensors)
+    read = sum(math.prod(shape) * kind for shape, kind in tensors)
     plain = operator.removesuffix("_")
     if plain in ELEMENTWISE:
-        if operator != plain:  # in place
+        if operator != plain:  # In place.
             return ELEMENTWISE[plain] * elements, read + elements * size
         output = math.prod(_broadcast([shape for shape, _ in tensors]))
-        # scalar tensors do not widen a type
-        widest = max((each for shape, each in tensors if shape), default=size)
+        # Scalar tensors do not widen a type.
+        widest = max((kind for shape, kind in tensors if shape), default=size)
         return ELEMENTWISE[plain] * output, read + output * widest
     if operator in REDUCTIONS:
         return elements, read
-    if operator == "copy_":
-        return 0, read  # [target, source]: one is written, the other read
+    if operator == "copy_":  # [target, source]: one is written, the other read.
+        return 0, read
     if operator in ("fill_", "zero_"):
         return 0, elements * size
-    if operator == "index_select":  # [table, indices]: one row for each index
-        return 0, 2 * math.prod(tensors[-1][0]) * math.prod(first[1:]) * size
-    if operator == "gather" and len(tensors) > 1:  # [table, indices]: one element for each index
+    if operator == "index_select":  # [table, indices]: one row for each index.
+        return 0, 2 * math.prod(last) * math.prod(first[1:]) * size
+    if operator == "gather" and len(tensors) > 1:  # [table, indices]: one element for each index.
         return 0, 2 * math.prod(tensors[1][0]) * size
-    # [gradient, indices]: each row is read, and added to a row of the table
+    # [gradient, indices]: each row is read, and added to a row of the table.
     if operator == "embedding_dense_backward":
         return elements, read + elements * size
-    # [table, values]: each row of values is read, and added to a row of the table
+    # [table, values]: each row of values is read, and added to a row of the table.
     if operator == "_index_put_impl_":
-        values, size = tensors[-1]
-        return math.prod(values), 2 * math.prod(values) * size
-    # one entry a row; `zero_` clears the rest of a gradient
+        return math.prod(last), 2 * math.prod(last) * last_size
+    # One entry a row; `zero_` clears the rest of a gradient.
     if operator in ("nll_loss_forward", "nll_loss_backward"):
-        targets = [shape for shape, each in tensors if each == 8]
-        return (rows := math.prod(targets[0]), rows * (8 + size)) if targets else None
+        targets = [shape for shape, kind in tensors if kind == 8]
+        if targets:
+            rows = math.prod(targets[0])
+            return rows, rows * (8 + size)
     return None
 
 
 def _broadcast(shapes: Sequence[Shape]) -> list[int]:
     """The shape that all broadcast to: aligned at the last dimension, the longest side of each."""
-    rank = max(len(shape) for shape in shapes)
-    padded = [[1] * (rank - len(shape)) + list(shape) for shape in shapes]
-    return [max(sides) for sides in zip(*padded, strict=True)]
+    from_the_last = itertools.zip_longest(*map(reversed, shapes), fillvalue=1)
+    return [max(sides) for sides in from_the_last][::-1]
 
 
 def _foreach(operator: str, shapes: Sequence, types: Sequence[str]) -> tuple[int, int] | None:
@@ -366,7 +283,7 @@ def _foreach(operator: str, shapes: Sequence, types: Sequence[str]) -> tuple[int
     plain = operator.removesuffix("_")
     if plain not in ELEMENTWISE or not lists or not all(lists):
         return None
-    numels = [sum(math.prod(shape) for shape in each) for each in lists]
+    numels = [sum(map(math.prod, tensors)) for tensors in lists]
     return ELEMENTWISE[plain] * numels[0], (sum(numels) + numels[0]) * LIST_ELEMENT_BYTES
 
 
@@ -386,7 +303,7 @@ def bound(flops: float, bytes_: float, ceilings: Ceilings) -> tuple[float, str]:
     )
 
 
-class Work(NamedTuple):
+class IdealCalls(NamedTuple):
     """Calls of a kernel that need not exist: their number, and the FLOPs and bytes of each."""
 
     calls: float
@@ -396,12 +313,14 @@ class Work(NamedTuple):
 
 def linear_products(
     calls: float, tokens: int, inputs: int, outputs: int, element: int
-) -> list[Work]:
+) -> list[IdealCalls]:
     """The products of linear layers: forward, gradient of the input, gradient of the weight;
     `element` is bytes per element.
     """
     sizes = ((tokens, inputs, outputs), (tokens, outputs, inputs), (outputs, tokens, inputs))
-    return [Work(calls, 2 * m * k * n, element * (m * k + k * n + m * n)) for m, k, n in sizes]
+    return [
+        IdealCalls(calls, 2 * m * k * n, element * (m * k + k * n + m * n)) for m, k, n in sizes
+    ]
 
 
 class OperatorCalls(NamedTuple):
@@ -416,10 +335,10 @@ class OperatorCalls(NamedTuple):
     types: str
     calls: float
     us: float
-    flops: int | None  # of one call; None where the cost is not known
-    bytes: int | None  # of one call
+    flops: int | None  # Of one call; None where the cost is not known.
+    bytes: int | None  # Of one call.
     bound: str  # compute, memory, launch, unknown, or not classed (no ceilings)
-    percent: float | None  # of the ceiling that a compute- or memory-bound operator reaches
+    percent: float | None  # What a compute- or memory-bound operator reaches of the ceiling.
 
     @property
     def works(self) -> bool:
@@ -433,6 +352,14 @@ class OperatorCalls(NamedTuple):
         return amount * self.calls / self.us * 1e6 if amount else None
 
 
+def sums(calls: Sequence[OperatorCalls]) -> tuple[float, float, float, float]:
+    """Calls, seconds, FLOPs and bytes of a mean step; a cost that is not known counts as 0."""
+    number = sum(row.calls for row in calls)
+    seconds = sum(row.us for row in calls) / 1e6
+    flops = sum(row.calls * (row.flops or 0) for row in calls)
+    return number, seconds, flops, sum(row.calls * (row.bytes or 0) for row in calls)
+
+
 def rows(profile: Profile) -> list[OperatorCalls]:
     """The operators of a profile that took time, the longest first."""
     steps = profile["profiled_steps"]
@@ -442,15 +369,12 @@ def rows(profile: Profile) -> list[OperatorCalls]:
     result = []
     for record in profile["operators"]:
         us = record["self_device_us" if on_gpu else "self_cpu_us"] / steps
-        calls = record["calls"] / steps
         if us <= 0:
             continue
-        known = cost(
-            record["name"],
-            json.loads(record["input_shapes"]),
-            json.loads(record["input_types"]),
-            element,
-        )
+        calls = record["calls"] / steps
+        shapes = record["input_shapes"]
+        types = record["input_types"]
+        known = cost(record["name"], json.loads(shapes), json.loads(types), element)
         if record["name"] in COMPOSITE_ON_CPU and not on_gpu:
             known = (0, 0)
         kind = "not classed" if known else "unknown"
@@ -458,8 +382,7 @@ def rows(profile: Profile) -> list[OperatorCalls]:
         if ceilings and known:
             seconds, kind = bound(*known, ceilings)
             percent = None if kind == "launch" else 100 * seconds * 1e6 * calls / us
-        inputs = (record["input_shapes"], record["input_types"])
-        (flops, moved) = known or (None, None)
-        place = record["name"], record["span"], record["phase"]
-        result.append(OperatorCalls(*place, *inputs, calls, us, flops, moved, kind, percent))
+        flops, moved = known or (None, None)
+        place = (record["name"], record["span"], record["phase"])
+        result.append(OperatorCalls(*place, shapes, types, calls, us, flops, moved, kind, percent))
     return sorted(result, key=lambda row: -row.us)

@@ -7,20 +7,19 @@ CPU.
 
 Schema of optimization_targets.json, "tiny-llama-targets/1":
 
-    profile, step_us    the file, and its mean profiled step (the attention in it, where only attention was kept)
+    profile, step_us    the file, and its mean profiled step (the attention in it, where only
+                        attention was kept)
     targets             `Target`, the largest bound first
 """
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from tracepage.cost import operators
-from tracepage.cost.operators import OperatorCalls, Work, least_seconds, linear_products
+from tracepage.cost.operators import IdealCalls, OperatorCalls, least_seconds, linear_products
 from tracepage.cost.peaks import datasheet
-from tracepage.records import step_profile
 from tracepage.records.fields import Ceilings
 from tracepage.records.step_profile import Profile
 
@@ -37,7 +36,8 @@ ON_SCORES = (
     "_softmax",
     "_softmax_backward_data",
 )
-CHANGES = {  # the target of each change; all but fused-optimizer are flags of some version
+# The target of each change; all but fused-optimizer are flags of some version.
+CHANGES = {
     "qkv-fusion": "QKV fusion",
     "swiglu-fusion": "SwiGLU fusion",
     "flash-attention": "flash attention",
@@ -83,14 +83,12 @@ class Step:
         """
         working = [row for row in self.rows if row.works]
         views = sum(row.us for row in self.rows if not row.works and row.span == span)
-        return views / sum(
-            row.calls for row in working if row.span == span
-        ) + self.outside_us / sum(row.calls for row in working)
+        calls_of_span = sum(row.calls for row in working if row.span == span)
+        return views / calls_of_span + self.outside_us / sum(row.calls for row in working)
 
 
-def read_step(path: Path) -> Step:
+def mean_step(profile: Profile) -> Step:
     """The mean step of a profile."""
-    profile = step_profile.read(path)
     rows = operators.rows(profile)
     inside = sum(row.us for row in rows)
     if profile["attention_only"]:
@@ -108,7 +106,7 @@ class Fusion(NamedTuple):
     name: str
     form: str
     rows: Sequence[OperatorCalls]
-    work: Sequence[Work]
+    work: Sequence[IdealCalls]
     part: Callable[[OperatorCalls], float] = lambda row: 1.0  # of a row's calls and time
     note: str = ""
 
@@ -116,14 +114,14 @@ class Fusion(NamedTuple):
 def targets(step: Step) -> list[Target]:
     """Optimizations that concern operators in this profile, the largest bound first."""
     ceilings = step.profile["run"]["ceilings"]
-    found = [_bounded(step, fusion, ceilings) for fusion in _fusions(step) if fusion.rows]
-    found += _mixed_precision(step)
+    ranked = [_bounded(step, fusion, ceilings) for fusion in _fusions(step) if fusion.rows]
+    ranked += _mixed_precision(step)
     if step.on_gpu and step.outside_us:
         form = "the step replayed as a CUDA or HIP graph: the GPU never waits for the host"
         graph = Fusion("launch overhead", form, [], [], note="All idle time.")
         calls = sum(row.calls for row in _working(step))
-        found.append(_target(step, graph, (calls, 1), (step.outside_us, 0.0)))
-    return sorted(found, key=lambda target: -(target["bound"] or 0))
+        ranked.append(_target(step, graph, (calls, 1), (step.outside_us, 0.0)))
+    return sorted(ranked, key=lambda target: -(target["bound"] or 0))
 
 
 def _working(step: Step) -> list[OperatorCalls]:
@@ -184,22 +182,20 @@ def _fusions(step: Step) -> Iterator[Fusion]:
     def shapes(row: OperatorCalls) -> list[list[int]]:
         return [shape for shape in json.loads(row.shapes) if shape and isinstance(shape[0], int)]
 
-    # the output projection has the shape of the Q projection
+    # The output projection has the shape of the Q projection.
     def qkv_part(row: OperatorCalls) -> float:
         (m, k), (_, n) = shapes(row)[:2]
-        whole = sorted((m, k, n)) != sorted((tokens, hidden, hidden))
-        return 1.0 if whole else 3 / 4 if kv == hidden else 1 / 2
+        if sorted((m, k, n)) != sorted((tokens, hidden, hidden)):
+            return 1.0
+        return 3 / 4 if kv == hidden else 1 / 2
 
     # [.., S, S]; the copies of K and V for grouped queries have 5 dimensions
     def quadratic(row: OperatorCalls) -> bool:
-        scores = (
-            [length, length]
-            if length != head_dim or row.name.removeprefix("aten::") in ON_SCORES
-            else None
-        )
-        return row.name == "aten::bmm" or any(
-            shape[-2:] == scores or len(shape) == 5 for shape in shapes(row)
-        )
+        if row.name == "aten::bmm" or any(len(shape) == 5 for shape in shapes(row)):
+            return True
+        if length == head_dim and row.name.removeprefix("aten::") not in ON_SCORES:
+            return False
+        return any(shape[-2:] == [length, length] for shape in shapes(row))
 
     attention = [row for row in working if row.span == "attention" and row.name != "aten::mm"]
     projections = [row for row in working if row.span == "attention" and row.name == "aten::mm"]
@@ -207,36 +203,52 @@ def _fusions(step: Step) -> Iterator[Fusion]:
     work = linear_products(layers, tokens, hidden, hidden + 2 * kv, element)
     yield Fusion("QKV fusion", form, projections, work, qkv_part)
 
-    form = "gate and up by one GEMM of width 2 F; silu(gate) * up in one pass forward (2 reads, 1 write), one backward (3, 2)"
-    work = [Work(layers, 0, element * tokens * ffn * passes) for passes in (3, 5)]
+    form = (
+        "gate and up by one GEMM of width 2 F; silu(gate) * up in one pass forward (2 reads, "
+        "1 write), one backward (3, 2)"
+    )
+    work = [IdealCalls(layers, 0, element * tokens * ffn * passes) for passes in (3, 5)]
     work += linear_products(layers, tokens, hidden, 2 * ffn, element)
     mlp = [row for row in working if row.span == "mlp"]
     yield Fusion(
         "SwiGLU fusion", form, mlp, work, lambda row: 2 / 3 if row.name == "aten::mm" else 1.0
     )
 
-    form = "no [S, S] matrix in memory, no later positions; reads Q, K, V, writes O, and again for the gradients"
+    form = (
+        "no [S, S] matrix in memory, no later positions; reads Q, K, V, writes O, and again "
+        "for the gradients"
+    )
     pairs = training["batch_size"] * length * (length + 1) // 2
     streams = element * tokens * 2 * (hidden + kv)  # Q, K, V and O
     work = [
-        Work(layers, 4 * pairs * hidden, streams),
-        Work(layers, 10 * pairs * hidden, 2 * streams),
+        IdealCalls(layers, 4 * pairs * hidden, streams),
+        IdealCalls(layers, 10 * pairs * hidden, 2 * streams),
     ]
     yield Fusion("flash attention", form, [row for row in attention if quadratic(row)], work)
 
-    form = "as torch.compile fuses: RoPE of Q and K one pass, each norm with its residual one pass, forward and backward"
+    form = (
+        "as torch.compile fuses: RoPE of Q and K one pass, each norm with its residual one "
+        "pass, forward and backward"
+    )
     rope = [row for row in attention if not quadratic(row)]
     norms = [row for row in working if row.span in ("norm", "residual")]
-    work = [Work(2 * layers, 0, streams)] if rope else []
+    work = [IdealCalls(2 * layers, 0, streams)] if rope else []
     # x -> y, and x, dy -> dx; the residual adds a read and a write, or a read, to all but the first
-    # norm
+    # norm.
     if norms:
-        work += [Work(1, 0, 2 * vector), Work(1, 0, 3 * vector), Work(4 * layers, 0, 4 * vector)]
+        work += [
+            IdealCalls(1, 0, 2 * vector),
+            IdealCalls(1, 0, 3 * vector),
+            IdealCalls(4 * layers, 0, 4 * vector),
+        ]
     yield Fusion("elementwise fusion", form, rope + norms, work)
 
-    form = "AdamW in one kernel: reads weight, gradient and both moments, writes weight and moments, all fp32"
+    form = (
+        "AdamW in one kernel: reads weight, gradient and both moments, writes weight and "
+        "moments, all fp32"
+    )
     optimizer = [row for row in working if row.span == "optimizer"]
-    yield Fusion("fused optimizer", form, optimizer, [Work(1, 0, 7 * 4 * run["parameters"])])
+    yield Fusion("fused optimizer", form, optimizer, [IdealCalls(1, 0, 7 * 4 * run["parameters"])])
 
 
 def _mixed_precision(step: Step) -> list[Target]:
@@ -248,15 +260,18 @@ def _mixed_precision(step: Step) -> list[Target]:
     ]
     if run["precision"]["compute"] != "fp32" or not products:
         return []
-    bf16 = (datasheet(run["device"]["name"], run["device"].get("multiprocessors")) or {}).get(
-        "bf16"
+    device = run["device"]
+    peaks = datasheet(device["name"], device.get("multiprocessors")) or {}
+    bf16 = peaks.get("bf16")
+    ceilings: Ceilings | None = None
+    note = (
+        "Not bounded: the bf16 ceiling of this device is not known; "
+        "--use-amp --measure-peak measures it."
     )
-    note = "Not bounded: the bf16 ceiling of this device is not known; --use-amp --measure-peak measures it."
     if bf16:
         note = f"With the data sheet's bf16 peak, {bf16 / 1e12:.0f} TFLOP/s."
-    ceilings: Ceilings | None = (
-        {**run["ceilings"], "flops_per_second": bf16} if run["ceilings"] and bf16 else None
-    )
-    work = [Work(row.calls, row.flops or 0, (row.bytes or 0) / 2) for row in products]
+        if run["ceilings"]:
+            ceilings = {**run["ceilings"], "flops_per_second": bf16}
+    work = [IdealCalls(row.calls, row.flops or 0, (row.bytes or 0) / 2) for row in products]
     form = "the same products in bf16: half the bytes, a higher peak"
     return [_bounded(step, Fusion("mixed precision", form, products, work, note=note), ceilings)]

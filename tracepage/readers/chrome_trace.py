@@ -30,168 +30,69 @@ belongs to none.
 import json
 from bisect import bisect_left
 from collections import defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tracepage.errors import UsageError
-from tracepage.readers import trace_events
-from tracepage.readers.trace_events import Event
+from tracepage.readers.kernel_names import category
+from tracepage.readers.trace import (
+    CLOCK_ERROR_NS,
+    KERNEL_COLUMNS,
+    MEMORY_COLUMNS,
+    OPERATOR_COLUMNS,
+    STEP_COLUMNS,
+    Trace,
+)
+from tracepage.readers.trace_events import Event, Events, read_events
 from tracepage.records.step_profile import Sums
 from tracepage.span_names import FORWARD_SPANS
-from tracepage.terminal import progress
 
-import numpy
 import pandas
 
 STEP = "ProfilerStep#"
 AUTOGRAD_NODE = "autograd::engine::evaluate_function"
-# the name of the rows that hold the engine's own time around its nodes
-AUTOGRAD_ENGINE = "autograd engine"
-# the name of a call that calls the same operator again: autocast, or a number made a tensor
-REDISPATCH = "redispatch"
+AUTOGRAD_ENGINE = "autograd engine"  # The engine's own time around its nodes has this name.
+REDISPATCH = (
+    "redispatch"  # The name of a call that calls the same operator again, as autocast does.
+)
 PASSED_ON = {
     ("aten::zero_", "aten::fill_"),
     ("aten::rsub", "aten::sub"),
     ("aten::pow", "aten::copy_"),
 }
 GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch")
-CLOCK_ERROR_US = 0.002  # timestamps near 4e12 us are doubles with a step of 0.001 us
-
-OPERATOR_COLUMNS = (
-    "name",
-    "span",
-    "phase",
-    "step",
-    "start_us",
-    "cpu_us",
-    "self_cpu_us",
-    "device_us",
-    "self_device_us",
-    "input_shapes",
-    "input_types",
-    "allocated_bytes",
-)
-KERNEL_COLUMNS = (
-    "name",
-    "category",
-    "start_us",
-    "duration_us",
-    "stream",
-    "span",
-    "phase",
-    "step",
-    "launch_delay_us",
-    "operators",
-    "graph",
-)
-MEMORY_COLUMNS = ("time_us", "bytes", "address", "total_bytes", "device", "span", "phase")
-STEP_COLUMNS = ("start_us", "duration_us")
-
-Interval = tuple[float, float]  # start and end
-
-
-@dataclass
-class Trace:
-    """A trace as pandas DataFrames; no frame is ever missing, some are empty. Times of the host and
-    of the GPU are in us.
-
-    Attributes:
-        operators: a row per operator call. `device_us` is of the kernels launched in it and below,
-            `self_device_us` of those launched in it directly; `input_shapes` and `input_types` are
-            JSON; `allocated_bytes` is net, in it directly, and 0 without memory events; `step` is
-            an index into `steps`, or -1. The time that the autograd engine spends around its nodes
-            has rows named `autograd engine`, and a call that only calls the same operator again, or
-            one of PASSED_ON, is named `redispatch`.
-        kernels: a row per kernel, copy or fill on the device. `launch_delay_us` counts from the
-            start of the launching call (NaN if that is not in the trace); `operators` are rows of
-            that frame: the one that launched it, and those around it; `graph` is the start of the
-            call that launched the graph which holds it (NaN for a kernel launched alone).
-    """
-
-    operators: pandas.DataFrame
-    kernels: pandas.DataFrame
-    # per allocation (bytes > 0) or release on `cpu` or `gpu`; total_bytes: the allocator then has
-    memory: pandas.DataFrame
-    # a row per ProfilerStep with operators in it, with its times on the host
-    steps: pandas.DataFrame
-    gpus: int = 1
-    # in order of start: from these the frames were made
-    host: list[Event] = field(default_factory=list)
-    notes: tuple[str, ...] = ()  # on events that were left out
-
-    def device_busy_us(self) -> float:
-        """Time in which at least one kernel of the profiled steps runs."""
-        kernels = self.kernels[self.kernels.step >= 0]
-        return busy(
-            kernels.start_us.to_numpy(), (kernels.start_us + kernels.duration_us).to_numpy()
-        )
-
-    def step_us(self) -> list[float]:
-        """Wall time of each step."""
-        return [end - start for start, end in self.step_times()]
-
-    def step_times(self) -> list[Interval]:
-        """Start and end of each step: from when host and device had finished the one before until
-        both have finished it.
-
-        The host runs ahead of a GPU, so a ProfilerStep can end before the first kernel of the step
-        has started, and a trace may begin with kernels that were launched before it.
-        """
-        kernels = self.kernels
-        ends = self.kernels.start_us + self.kernels.duration_us
-        device_end = ends.groupby(kernels.step).max().to_dict()
-        first = kernels.start_us[kernels.step >= 0].min()
-        found = []
-        before = (
-            ends[kernels.start_us < first].max()
-            if (kernels.start_us < first).any()
-            else float("-inf")
-        )
-        for index, (start, duration) in enumerate(
-            zip(self.steps.start_us, self.steps.duration_us, strict=True)
-        ):
-            end = max(start + duration, device_end.get(index, before))
-            found.append((float(max(start, before)), float(end)))
-            before = end
-        return found
-
-
-def pauses(starts: numpy.ndarray, ends: numpy.ndarray) -> numpy.ndarray:
-    """From the last end so far to the next start, in order of start; below 0 where something still
-    runs.
-    """
-    order = numpy.argsort(starts, kind="stable")
-    return starts[order][1:] - numpy.maximum.accumulate(ends[order])[:-1]
-
-
-def busy(starts: numpy.ndarray, ends: numpy.ndarray) -> float:
-    """Time in which at least one of these intervals runs."""
-    return (
-        float(ends.max() - starts.min() - pauses(starts, ends).clip(0).sum())
-        if len(starts)
-        else 0.0
-    )
+UNKNOWN = float("nan")
 
 
 def load(path: Path) -> Trace:
     """Reads a .json or .json.gz file."""
-    with progress(f"reading {path}"):
-        host, device, notes = trace_events.read(path)
+    return make_trace(path, read_events(path))
+
+
+def not_a_trace(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} is not a trace of torch.profiler (no operators, no kernels): `page.py` draws it"
+    )
+
+
+def make_trace(path: Path, events: Events) -> Trace:
+    """The tables of a trace's events. UsageError: none is of PyTorch, or several processes have
+    steps.
+    """
+    host = events.host
     operators = [event for event in host if event.kind == "operator"]
-    if not device and not operators:
-        raise UsageError(
-            f"{path} is not a trace of torch.profiler (no operators, no kernels): `page.py` draws it"
-        )
+    if not events.device and not operators:
+        raise not_a_trace(path)
     if len({event.thread[0] for event in host if event.name.startswith(STEP)}) > 1:
         raise UsageError(
-            f"{path} holds the steps of several processes: give the trace of one of them, trace_rank*.json"
+            f"{path} holds the steps of several processes: "
+            "give the trace of one of them, trace_rank*.json"
         )
     for row, event in enumerate(operators):
         event.row = row
     _attribute(host)
     steps = _mark_steps(host, operators or [event for event in host if event.kind == "launch"])
-    kernels = _join_kernels(device, host, steps)
+    kernels = _join_kernels(events.device, host, steps)
     memory = [
         (event.start, *event.memory, event.span, event.phase) for event in host if event.memory
     ]
@@ -200,9 +101,9 @@ def load(path: Path) -> Trace:
         kernels=pandas.DataFrame(kernels, columns=KERNEL_COLUMNS),
         memory=pandas.DataFrame(memory, columns=MEMORY_COLUMNS),
         steps=pandas.DataFrame(steps, columns=STEP_COLUMNS),
-        gpus=len({event.thread[0] for event in device}),
+        gpus=len({event.thread[0] for event in events.device}),
         host=host,
-        notes=notes,
+        notes=events.notes,
     )
 
 
@@ -211,7 +112,7 @@ def _encloses(outer: Event, inner: Event) -> bool:
     another clock measures, only the start counts.
     """
     return inner.start < outer.end and (
-        inner.kind == "launch" or inner.end <= outer.end + CLOCK_ERROR_US
+        inner.kind == "launch" or inner.end <= outer.end + CLOCK_ERROR_NS
     )
 
 
@@ -250,8 +151,9 @@ def _attribute(host: list[Event]) -> None:
                 event.phase = "forward"
             if number is not None:
                 span_of_node[number] = event.span
-            if outer := event.operator:
-                outer.children_us += event.duration
+            outer = event.operator
+            if outer:
+                outer.children_ns += event.duration
                 same = outer.name == event.name and outer.shapes == event.shapes
                 outer.repeated = outer.repeated or same or (outer.name, event.name) in PASSED_ON
             stack.append(event)
@@ -266,25 +168,28 @@ def _is_residual(event: Event) -> bool:
     return len(shapes) > 1 and bool(shapes[0]) and shapes[0] == shapes[1]
 
 
-def _mark_steps(host: list[Event], working: list[Event]) -> list[Interval]:
+def _mark_steps(host: list[Event], working: list[Event]) -> list[tuple[int, int]]:
     """Gives each event its step and, where it has none yet, its phase and span. Returns the steps'
     starts and durations.
 
     A step in which no event of `working` starts is left out: it was cut off. Both lists are in
     order of start.
     """
-    marked = [event for event in host if event.kind == "annotation" and event.name.startswith(STEP)]
     threads = {event.thread for event in working}
     starts = [event.start for event in working]
-    inside = [bisect_left(starts, step.start) < bisect_left(starts, step.end) for step in marked]
     steps = [
-        step for step, works in zip(marked, inside, strict=True) if works and step.thread in threads
+        event
+        for event in host
+        if event.kind == "annotation"
+        and event.name.startswith(STEP)
+        and event.thread in threads
+        and bisect_left(starts, event.start) < bisect_left(starts, event.end)
     ]
     index = -1
     in_backward = False
     for event in host:
         while index + 1 < len(steps) and event.start >= steps[index + 1].start:
-            index = index + 1
+            index += 1
             in_backward = False
         if index >= 0 and event.start < steps[index].end:
             event.step = index
@@ -294,65 +199,71 @@ def _mark_steps(host: list[Event], working: list[Event]) -> list[Interval]:
     return [(step.start, step.duration) for step in steps]
 
 
-def _join_kernels(device: list[Event], host: list[Event], steps: list[Interval]) -> list[tuple]:
+def _join_kernels(
+    device: list[Event], host: list[Event], steps: list[tuple[int, int]]
+) -> list[tuple]:
     """Rows of the kernels' frame; adds each kernel's time to the operator that launched it and to
     those around it.
     """
-    launches: dict[Any, Event] = {
-        event.correlation: event for event in host if event.kind == "launch"
-    }
+    launches = {event.correlation: event for event in host if event.kind == "launch"}
+    launches.pop(None, None)
     rows: list[tuple] = []
-    before = -1  # the step of the kernel before
+    step = -1  # The step of the kernel before.
     for kernel in device:
-        own = kernel.name, kernel.kind, kernel.start, kernel.duration, kernel.stream
-        launch = launches.get(kernel.correlation) if kernel.correlation is not None else None
+        # Some profilers list copies and fills among the kernels.
+        work = category(kernel.name) if kernel.kind == "kernel" else kernel.kind
+        call = (kernel.name, work, kernel.start, kernel.duration, kernel.stream)
+        launch = launches.get(kernel.correlation)
         if launch is None:
-            if before >= 0 or kernel.correlation is None:
+            if step >= 0 or kernel.correlation is None:
                 inside = (
                     number
-                    for number, (start, us) in enumerate(steps)
-                    if start <= kernel.start < start + us
+                    for number, (start, duration) in enumerate(steps)
+                    if start <= kernel.start < start + duration
                 )
-                before = next(inside, before)
-            rows.append((*own, "other", "other", before, float("nan"), [], float("nan")))
+                step = next(inside, step)
+            rows.append((*call, "other", "other", step, UNKNOWN, [], UNKNOWN))
             continue
         operator = launch.operator
-        chain = []
         if operator:
-            operator.self_device_us += kernel.duration
+            operator.self_device_ns += kernel.duration
+        chain = []
         while operator:
-            operator.device_us += kernel.duration
+            operator.device_ns += kernel.duration
             chain.append(operator.row)
             operator = operator.operator
-        graph, phase = (
-            (launch.start, "other")
-            if launch.name in GRAPH_LAUNCHES
-            else (float("nan"), launch.phase)
-        )
-        rows.append(
-            (*own, launch.span, phase, launch.step, kernel.start - launch.start, chain, graph)
-        )
-        before = max(before, launch.step)
+        phase = launch.phase
+        graph = UNKNOWN
+        if launch.name in GRAPH_LAUNCHES:
+            phase = "other"
+            graph = launch.start
+        delay = kernel.start - launch.start
+        rows.append((*call, launch.span, phase, launch.step, delay, chain, graph))
+        step = max(step, launch.step)
     return rows
 
 
 def _operator_row(event: Event) -> tuple:
+    """A row in the order of OPERATOR_COLUMNS."""
     name = event.name
-    cpu_us = event.duration
-    self_cpu_us = event.duration - event.children_us
-    device_us = event.device_us
-    # the row holds only the time around what it calls
-    if name.startswith(AUTOGRAD_NODE) or event.repeated:
-        name = AUTOGRAD_ENGINE if name.startswith(AUTOGRAD_NODE) else REDISPATCH
-        cpu_us = self_cpu_us
-        device_us = event.self_device_us
-    times = event.start, cpu_us, self_cpu_us, device_us, event.self_device_us
+    cpu_ns = event.duration
+    self_cpu_ns = event.duration - event.children_ns
+    device_ns = event.device_ns
+    is_node = name.startswith(AUTOGRAD_NODE)
+    if is_node or event.repeated:  # The row holds only the time around what it calls.
+        name = AUTOGRAD_ENGINE if is_node else REDISPATCH
+        cpu_ns = self_cpu_ns
+        device_ns = event.self_device_ns
     return (
         name,
         event.span,
         event.phase,
         event.step,
-        *times,
+        event.start,
+        cpu_ns,
+        self_cpu_ns,
+        device_ns,
+        event.self_device_ns,
         event.shapes,
         event.types,
         event.allocated_bytes,
@@ -360,38 +271,41 @@ def _operator_row(event: Event) -> tuple:
 
 
 def profile_tables(trace: Trace, attention_only: bool = False) -> Sums:
-    """The part of a profile that comes from the trace: sums over the profiled steps, as plain JSON;
-    with `attention_only` the operators and kernels are those of span `attention` alone.
+    """The part of a profile that comes from the trace: sums over the profiled steps in us, as plain
+    JSON; with `attention_only` the operators and kernels are those of span `attention` alone.
     """
     operators = trace.operators[trace.operators.step >= 0]
     kernels = trace.kernels[trace.kernels.step >= 0]
-    launched = kernels.launch_delay_us.dropna()
+    delays_ns = kernels.launch_delay_ns.dropna()
     memory = trace.memory[trace.memory.device == "gpu"] if len(kernels) else trace.memory
     if attention_only:
         operators = operators[operators.span == "attention"]
         kernels = kernels[kernels.span == "attention"]
-    sums = ["cpu_us", "self_cpu_us", "device_us", "self_device_us", "allocated_bytes"]
-    grouped = operators.groupby(
-        ["name", "span", "phase", "input_shapes", "input_types"], sort=False
-    )
-    by_operator = grouped[sums].sum().assign(calls=grouped.size()).reset_index()
+    labels = ["name", "span", "phase", "input_shapes", "input_types"]
+    calls = operators.groupby(labels, sort=False)
+    launches = kernels.groupby(labels[:3], sort=False)
+    by_operator = calls[["cpu_ns", "self_cpu_ns", "device_ns", "self_device_ns"]].sum() / 1e3
+    by_operator.columns = by_operator.columns.str.replace("_ns", "_us")
+    by_operator["allocated_bytes"] = calls.allocated_bytes.sum()
+    by_operator["calls"] = calls.size()
+    by_kernel = launches.agg(calls=("name", "size"), device_us=("duration_ns", "sum"))
+    by_kernel["device_us"] /= 1e3
     own_time = "self_device_us" if len(trace.kernels) else "self_cpu_us"
-    grouped = kernels.groupby(["name", "span", "phase"], sort=False)
-    by_kernel = grouped.agg(calls=("name", "size"), device_us=("duration_us", "sum")).reset_index()
     return {
         "operators": _sorted(by_operator, own_time),
         "kernels": _sorted(by_kernel, "device_us"),
-        "step_us": trace.step_us(),
+        "step_us": [ns / 1e3 for ns in trace.step_ns()],
         "profiled_steps": len(trace.steps),
-        "device_busy_us": trace.device_busy_us(),
+        "device_busy_us": trace.device_busy_ns() / 1e3,
         "launch": {
-            "count": len(launched),
-            "mean_delay_us": float(launched.mean()) if len(launched) else 0.0,
+            "count": len(delays_ns),
+            "mean_delay_us": float(delays_ns.mean()) / 1e3 if len(delays_ns) else 0.0,
         },
         "memory_peak_bytes": int(memory.total_bytes.max()) if len(memory) else None,
     }
 
 
-def _sorted(table: pandas.DataFrame, column: str) -> Any:
+def _sorted(sums: pandas.DataFrame, column: str) -> Any:
     """The rows, the largest first."""
-    return table.sort_values(column, ascending=False, kind="stable").to_dict("records")
+    rows = sums.reset_index().sort_values(column, ascending=False, kind="stable")
+    return rows.to_dict("records")

@@ -9,22 +9,25 @@ one branch and keep their order.
 """
 
 import difflib
-from collections import Counter
-from collections.abc import Iterator
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
 from tracepage.readers import chrome_trace
-from tracepage.readers.chrome_trace import Trace
+from tracepage.readers.trace import Trace
 
 import pandas
 
-NEARLY_ALL = 0.95  # of an eager step's kernels
+NEARLY_ALL = 0.95  # A share of an eager step's kernels.
 
 
 def load(path: Path) -> Trace:
     """A trace, with the spans of the eager step that lies beside it for captured ones."""
-    trace = chrome_trace.load(path)
+    return with_eager_spans(path, chrome_trace.load(path))
+
+
+def with_eager_spans(path: Path, trace: Trace) -> Trace:
+    """The same for a trace that was read from `path`."""
     beside = eager_path(path)
     if not beside.exists():
         return trace
@@ -44,33 +47,38 @@ def attribute(captured: Trace, eager: Trace) -> Trace:
     Each replay also gets the eager step's operators, with the times of the replayed kernels and
     without time on the host. A kernel that the eager step has not keeps the span `other`.
     """
-    reference = (
-        eager.kernels[eager.kernels.step == 0].sort_values("start_us").reset_index(drop=True)
-    )
+    reference = eager.kernels[eager.kernels.step == 0].sort_values("start_ns")
     template = eager.operators.assign(
-        cpu_us=0.0, self_cpu_us=0.0, device_us=0.0, self_device_us=0.0, allocated_bytes=0
+        cpu_ns=0, self_cpu_ns=0, device_ns=0, self_device_ns=0, allocated_bytes=0
     )
     kernels = captured.kernels.copy()
     operators = [captured.operators]
     launched_by = kernels.operators.to_dict()
     for _, replay in captured.kernels.dropna(subset="graph").groupby("graph"):
-        replay = replay.sort_values("start_us")
+        replay = replay.sort_values("start_ns")
         first = sum(map(len, operators))
-        step = replay.step.iloc[0]
-        copies = template.assign(step=step, start_us=replay.graph.iloc[0])
-        device = [0.0] * len(copies)
-        own = [0.0] * len(copies)
-        # one call launches all of them
-        kernels.loc[replay.index[1:], "launch_delay_us"] = float("nan")
+        device_ns = [0] * len(template)
+        self_device_ns = [0] * len(template)
+        # One call launches all of them.
+        kernels.loc[replay.index[1:], "launch_delay_ns"] = float("nan")
         for theirs, ours in _pairs(list(reference.name), list(replay.name)):
             row = replay.index[ours]
             source = reference.iloc[theirs]
+            duration = replay.duration_ns[row]
             kernels.loc[row, ["span", "phase"]] = source.span, source.phase
             launched_by[row] = [first + number for number in source.operators]
-            for position, number in enumerate(source.operators):
-                own[number] += replay.duration_us[row] * (position == 0)
-                device[number] += replay.duration_us[row]
-        operators.append(copies.assign(device_us=device, self_device_us=own))
+            for number in source.operators:
+                device_ns[number] += duration
+            for number in source.operators[:1]:
+                self_device_ns[number] += duration
+        operators.append(
+            template.assign(
+                step=replay.step.iloc[0],
+                start_ns=int(replay.graph.iloc[0]),
+                device_ns=device_ns,
+                self_device_ns=self_device_ns,
+            )
+        )
     kernels["operators"] = list(launched_by.values())
     return replace(captured, kernels=kernels, operators=pandas.concat(operators, ignore_index=True))
 
@@ -82,30 +90,37 @@ def lost_kernels(captured: Trace, eager: Trace) -> tuple[str, ...]:
     The profilers of some ROCm releases lose kernels of graphs.
     """
     launched = int((eager.kernels[eager.kernels.step == 0].category == "kernel").sum())
-    of_graphs = captured.kernels[
-        captured.kernels.graph.notna() & (captured.kernels.category == "kernel")
-    ]
-    replayed = int(of_graphs.groupby("graph").size().median()) if len(of_graphs) else 0
+    replays = captured.kernels.dropna(subset="graph")
+    sizes = replays[replays.category == "kernel"].groupby("graph").size()
+    replayed = int(sizes.median()) if len(sizes) else 0
     if replayed >= NEARLY_ALL * launched:
         return ()
-    found = f"the profiler recorded {replayed:,} kernels of a replayed step, where the eager step has {launched:,}"
-    return (f"{found}: sums are too low (MACHINES.md: known on ROCm)",)
+    return (
+        f"the profiler recorded {replayed:,} kernels of a replayed step, where the eager step has "
+        f"{launched:,}: sums are too low (MACHINES.md: known on ROCm)",
+    )
 
 
-def _pairs(reference: list[str], replay: list[str]) -> Iterator[tuple[int, int]]:
+def _pairs(reference: list[str], replay: list[str]) -> list[tuple[int, int]]:
     """Positions of the same kernel in both: by its number among those of its name, or by order
     where these are not as many.
     """
-    counts = Counter(reference), Counter(replay)
-    by_number = {name for name, count in counts[0].items() if count == counts[1][name]}
+    pairs: list[tuple[int, int]] = []
+    theirs = _positions(reference)
+    ours = _positions(replay)
+    by_number = {name for name in theirs if len(theirs[name]) == len(ours.get(name, ()))}
     for name in by_number:
-        yield from zip(
-            *([i for i, each in enumerate(names) if each == name] for names in (reference, replay)),
-            strict=True,
-        )
-    for theirs, ours, size in difflib.SequenceMatcher(
-        None, reference, replay, autojunk=False
-    ).get_matching_blocks():
-        yield from (
-            (theirs + i, ours + i) for i in range(size) if reference[theirs + i] not in by_number
-        )
+        pairs += zip(theirs[name], ours[name], strict=True)
+    matcher = difflib.SequenceMatcher(None, reference, replay, autojunk=False)
+    for first, second, size in matcher.get_matching_blocks():
+        for i in range(size):
+            if reference[first + i] not in by_number:
+                pairs.append((first + i, second + i))
+    return pairs
+
+
+def _positions(names: list[str]) -> dict[str, list[int]]:
+    positions = defaultdict(list)
+    for position, name in enumerate(names):
+        positions[name].append(position)
+    return positions

@@ -15,25 +15,29 @@ PATTERNS = (
     ("communication", operators.COMMUNICATION),
     (
         "communication",
-        r"all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|^cross_device_reduce|^two_shot|^nvshmem",
+        r"all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|^cross_device_reduce|^two_shot"
+        r"|^nvshmem",
     ),
     ("elementwise", r"^triton_(poi|for)_"),
-    # Version 3; the patterns below match its norms and attention
-    ("elementwise", r"^_(rope|swiglu)_"),
-    ("elementwise", r"^_(rotate|swiglu|swiglu_backward|adamw|quantize)$"),  # Version 4; likewise
+    # Versions 3 and 4; the patterns below match their norms and attention.
+    ("elementwise", r"^_(rope|swiglu)_|^_(rotate|swiglu|swiglu_backward|adamw|quantize)$"),
     ("reductions", r"^_(linear_)?cross_entropy|^_embedding_backward$"),
     ("matrix products", r"^_matmul(_ogs|_norm|$)"),
     ("reductions", r"^triton_(red|per)_"),
     (
         "attention",
-        r"[Aa]ttention|[Ff]lash_?([Aa]ttn|fwd|bwd)|[Ff]mha|sdpa|attn_(fwd|bwd)|compute_dot_do_o|convert_dq",
+        r"[Aa]ttention|[Ff]lash_?([Aa]ttn|fwd|bwd)|[Ff]mha|sdpa|attn_(fwd|bwd)|compute_dot_do_o"
+        r"|convert_dq",
     ),
-    # AOTriton, in ROCm builds of PyTorch
-    ("attention", r"^bwd_(kernel_(dk_dv|dq|fuse)|preprocess)"),
-    ("attention", r"^sage_fwd|^mla_(decode|prefill|fwd)|kernel_mha"),
+    # AOTriton, in ROCm builds of PyTorch, and others.
+    (
+        "attention",
+        r"^bwd_(kernel_(dk_dv|dq|fuse)|preprocess)|^sage_fwd|^mla_(decode|prefill|fwd)|kernel_mha",
+    ),
     (
         "convolutions",
-        r"scudnn|[Cc]onvolv|implicit_gemm|(fprop|[dw]grad)_optimized|miopenSp3AsmConv|[Cc]onv\dd|(^|_)conv_|igemm_",
+        r"scudnn|[Cc]onvolv|implicit_gemm|(fprop|[dw]grad)_optimized|miopenSp3AsmConv|[Cc]onv\dd"
+        r"|(^|_)conv_|igemm_",
     ),
     (
         "matrix products",
@@ -42,13 +46,11 @@ PATTERNS = (
     ("reductions", r"[Ss]oft_?[Mm]ax|[Nn]orm(?!al)|nll_loss|reduce_kernel"),
     (
         "copies",
-        r"Mem(cpy|set)|rocclr_(copy|fill)|copy_kernel|CatArray|FillFunctor|CopyFunctor|reshape_and_cache",
+        r"Mem(cpy|set)|rocclr_(copy|fill)|copy_kernel|CatArray|FillFunctor|CopyFunctor"
+        r"|reshape_and_cache|gather_kernel|gpu_index_kernel|indexSelect(Large|Small)Index"
+        r"|batched_transpose_|^permute_|^transpose_",
     ),
-    (
-        "copies",
-        r"gather_kernel|gpu_index_kernel|indexSelect(Large|Small)Index|batched_transpose_|^permute_|^transpose_",
-    ),
-    # sums of rows by index
+    # Sums of rows by index.
     ("reductions", r"embedding_backward|compute_grad_weight|sum_and_scatter|^onesweep_iteration"),
     (
         "elementwise",
@@ -56,28 +58,18 @@ PATTERNS = (
     ),
     ("copies", r"^\w*embedding"),
 )
+COPY = re.compile(r"Memcpy|__amd_rocclr_copyBuffer")
+FILL = re.compile(r"Memset|__amd_rocclr_fillBuffer")
 # Functions that run another one, which their template arguments name.
 GENERIC = re.compile(
-    r"elementwise_kernel|multi_tensor_apply|^[Kk]ernel\d?$|^device_kernel$|^kentry$|^trampoline_kernel$"
+    r"elementwise_kernel|multi_tensor_apply|^[Kk]ernel\d?$|^device_kernel$|^kentry$"
+    r"|^trampoline_kernel$"
 )
-# a share of the time, and a number of kernels
-OTHERS = 0.2
-LISTED = 5
+OTHERS = 0.2  # A share of the time.
+LISTED = 5  # A number of kernels.
+COPIES = ("copy", "cat", "fill", "zero", "index", "index_select", "gather", "index_put")
 ATEN = {
-    **dict.fromkeys(
-        (
-            "copy",
-            "cat",
-            "fill",
-            "zero",
-            "index",
-            "index_select",
-            "gather",
-            "index_put",
-            "_index_put_impl",
-        ),
-        "copies",
-    ),
+    **dict.fromkeys((*COPIES, "_index_put_impl"), "copies"),
     **dict.fromkeys(operators.ELEMENTWISE, "elementwise"),
     **dict.fromkeys(operators.REDUCTIONS, "reductions"),
     **dict.fromkeys(operators.MATRIX_PRODUCTS, "matrix products"),
@@ -94,18 +86,24 @@ def kind(name: str) -> str:
     The function's own name decides, without namespaces, template arguments and types of parameters;
     of GENERIC functions the template arguments too.
     """
-    own = own_name(name)
-    if GENERIC.search(own):
+    function = own_name(name)
+    if GENERIC.search(function):
         function, _, arguments = _without_parameters(name).partition("<")
-        own = function + NAMESPACE.sub("", arguments)
-    for found, pattern in PATTERNS:
-        if re.search(pattern, own):
-            return found
-    if not name.startswith("aten::"):
+        function += NAMESPACE.sub("", arguments)
+    for work, pattern in PATTERNS:
+        if re.search(pattern, function):
+            return work
+    operator = name.removeprefix("aten::")
+    if operator == name:
         return "other"
-    return ATEN.get(
-        name.removeprefix("aten::").removeprefix("_foreach_").removesuffix("_"), "other"
-    )
+    return ATEN.get(operator.removeprefix("_foreach_").removesuffix("_"), "other")
+
+
+def category(name: str) -> str:
+    """`memcpy`, `memset` or `kernel`; some sources list copies and fills among the kernels."""
+    if COPY.match(name):
+        return "memcpy"
+    return "memset" if FILL.match(name) else "kernel"
 
 
 def communication_or(name: str, other: str) -> str:
@@ -134,7 +132,9 @@ def own_name(name: str) -> str:
     removed = 1
     while removed:
         whole, removed = re.subn(r"<[^<>()]*>|\([^<>()]*\)", "", whole)
-    return whole.partition("<")[0].rpartition("::")[2]  # a name that was cut off has a bracket left
+    return whole.partition("<")[0].rpartition("::")[
+        2
+    ]  # A name that was cut off has a bracket left.
 
 
 def _without_parameters(name: str) -> str:

@@ -13,14 +13,15 @@ from pathlib import Path
 
 from tracepage import files
 from tracepage.errors import UsageError
-from tracepage.readers.kernel_table import SERIALIZED_NOTE, Kernels, build, rows
+from tracepage.readers.csv_table import read_rows
+from tracepage.readers.source import SERIALIZED_NOTE, Source, make_source
 
 import pandas
 
 HEADER = re.compile(r'^("?ID"?,)?"?Process ID"?,.*"?Kernel Name"?,.*$', re.MULTILINE)
 LAUNCH_COLUMNS = ("Process ID", "ID", "Kernel Name")
 METRIC_COLUMNS = ("Metric Name", "Metric Unit", "Metric Value")
-# columns of the raw page that identify a launch
+# Columns of the raw page that identify a launch.
 NOT_METRICS = {*LAUNCH_COLUMNS, "Context", "Stream", "Device", "CC"}
 NANOSECONDS = {
     "ns": 1,
@@ -34,6 +35,7 @@ NANOSECONDS = {
 }
 PREFIX = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 DECIMAL_COMMA = re.compile(r"-?(\d{1,3}(\.\d{3})+,\d+|\d{1,3}(\.\d{3}){2,}|\d+,(\d{1,2}|\d{4,}))")
+SWAP = str.maketrans(",.", ".,")
 CLOCK_NOTE = (
     "ncu fixes the clocks and flushes the caches by default: its times can be longer than in a run"
 )
@@ -41,41 +43,40 @@ CLOCK_NOTE = (
 Value = tuple[tuple[str, ...], str, str, str]  # launch, metric, unit, text
 
 
-def read(path: Path) -> Kernels:
+def read_ncu(path: Path) -> Source:
     text = files.read_text(path)
     table = HEADER.search(text)
     assert table, "what `load_kernels` takes for a file of ncu has a header"
-    header, *body = rows(path, text[table.start() :])
+    header, *body = read_rows(path, text[table.start() :])
     details = "Metric Name" in header
-    if missing := [
-        name for name in LAUNCH_COLUMNS + METRIC_COLUMNS * details if name not in header
-    ]:
+    needed = LAUNCH_COLUMNS + METRIC_COLUMNS if details else LAUNCH_COLUMNS
+    missing = [name for name in needed if name not in header]
+    if missing:
         raise UsageError(
             f"{path} has no column {missing[0]!r}: export it again with ncu --page raw --csv"
         )
     values = _details(header, body) if details else _raw(path, header, body)
     decimal_comma = any(DECIMAL_COMMA.fullmatch(text) for *_, text in values)
-    launches: dict[tuple[str, ...], dict[str, float]] = {}  # in the order of the file
+    launches: dict[tuple[str, ...], dict[str, float]] = {}  # In the order of the file.
     for launch, metric, unit, text in values:
-        value, base = _in_base_unit(
-            text.translate(str.maketrans(",.", ".,")) if decimal_comma else text, unit
-        )
-        # `Memory Throughput` is in % and in byte/s
-        named = metric if "__" in metric or not base else f"{metric} ({base})"
-        launches.setdefault(launch, {})[named] = value
+        value, base = _in_base_unit(text.translate(SWAP) if decimal_comma else text, unit)
+        if base and "__" not in metric:  # `Memory Throughput` is in % and in byte/s.
+            metric = f"{metric} ({base})"
+        launches.setdefault(launch, {})[metric] = value
     counters = pandas.DataFrame(list(launches.values())).dropna(axis="columns", how="all")
-    durations = counters.filter(regex=r"^Duration \(ns\)$|^gpu__time_duration\.")
-    if launches and (not len(durations.columns) or durations.iloc[:, 0].isna().any()):
+    columns = counters.filter(regex=r"^Duration \(ns\)$|^gpu__time_duration\.").columns
+    durations = counters[columns[0]] if len(columns) else pandas.Series([float("nan")])
+    if launches and durations.isna().any():
         raise UsageError(
             f"{path} has launches without a duration: add gpu__time_duration.sum to ncu --metrics"
         )
-    if launches and (durations.iloc[:, 0] < 0).any():
-        raise UsageError(f"{path} is damaged: it has a negative {durations.columns[0]}")
-    columns = {
+    if launches and (durations < 0).any():
+        raise UsageError(f"{path} is damaged: it has a negative {columns[0]}")
+    calls = {
         "name": [name for *_, name in launches],
-        "duration_ns": durations.iloc[:, 0] if launches else [],
+        "duration_ns": durations[: len(launches)],
     }
-    return build("ncu", path, columns, counters, notes=(SERIALIZED_NOTE, CLOCK_NOTE))
+    return make_source("ncu", path, calls, counters=counters, notes=(SERIALIZED_NOTE, CLOCK_NOTE))
 
 
 def _details(header: list[str], body: list[list[str]]) -> list[Value]:
@@ -90,7 +91,8 @@ def _raw(path: Path, header: list[str], body: list[list[str]]) -> list[Value]:
     launch = itemgetter(*map(header.index, LAUNCH_COLUMNS))
     if body and launch(body[0])[1]:
         raise UsageError(
-            f"{path} has no row of units below its header: export it again with ncu --page raw --csv"
+            f"{path} has no row of units below its header: "
+            "export it again with ncu --page raw --csv"
         )
     metrics = [column for column, name in enumerate(header) if name not in NOT_METRICS]
     return [
@@ -106,7 +108,8 @@ def _in_base_unit(text: str, unit: str) -> tuple[float, str]:
     Thousands are separated, as in `1,234.5`. In `12 (3; 9)` the value of each instance follows the
     total.
     """
-    base, factor = ("ns", NANOSECONDS[unit]) if unit in NANOSECONDS else (unit, 1.0)
+    factor = NANOSECONDS.get(unit, 1.0)
+    base = "ns" if unit in NANOSECONDS else unit
     if unit[:1] in PREFIX:
         base = unit[1:]
         factor = PREFIX[unit[:1]]

@@ -9,21 +9,15 @@ from pathlib import Path
 
 from tracepage import files
 from tracepage.errors import UsageError
-from tracepage.readers.kernel_table import (
-    SERIALIZED_NOTE,
-    Kernels,
-    build,
-    numbers,
-    read_frame,
-    several_gpus,
-)
+from tracepage.readers.csv_table import numbers, read_frame
+from tracepage.readers.source import SERIALIZED_NOTE, Source, make_source, several_gpus
 
 import pandas
 
-SQLITE = b"SQLite format 3\0"  # a database begins with it
-# tables of rocprof-compute with the counters of all passes of a workload
+SQLITE = b"SQLite format 3\0"  # A database begins with it.
+# Tables of rocprof-compute with the counters of all passes of a workload.
 JOINED = ("pmc_perf.csv", "pmc_perf.csv.gz")
-# by the block of the GPU that counts
+# A counter begins with the block of the GPU that counts.
 COUNTER = re.compile(r"(SQC?|TC[ACP]|T[AD]|GRBM|CP[CF]|SPI)_.*")
 # Columns that tell launches apart where each counter has a row of its own: those by which
 # rocprof-compute joins, and the GPU.
@@ -35,27 +29,36 @@ DISPATCH_COLUMNS = (
     "Workgroup_Size",
     "LDS_Per_Workgroup",
 )
-GPU_COLUMNS = ("Agent_Id", "Guid")  # of a kernel trace: the number among all GPUs, and the process
+# A kernel trace's: the number among all GPUs, and the process.
+GPU_COLUMNS = ("Agent_Id", "Guid")
 FLOPS_COLUMN = re.compile(r"(MFMA)?(BF|FP|F)(\d+)Flops")
 
 
-def read_kernel_trace(path: Path) -> Kernels:
-    frame = read_frame(path)
-    return build("rocprofv3-kernel-trace", path, _launches(path, frame), notes=_notes(frame))
+def read_kernel_trace(path: Path) -> Source:
+    return _trace("rocprofv3-kernel-trace", path, read_frame(path))
 
 
-def read_kernel_stats(path: Path) -> Kernels:
+def _trace(kind: str, path: Path, frame: pandas.DataFrame) -> Source:
+    """A row per launch. Each process may see one GPU alone, which then has the same number in all
+    of them.
+    """
+    columns = [column for column in GPU_COLUMNS if column in frame]
+    gpus = len(frame[columns].drop_duplicates()) if columns else 1
+    notes = several_gpus(gpus, "GPUs or processes")
+    return make_source(kind, path, _launches(path, frame), notes=notes)
+
+
+def read_kernel_stats(path: Path) -> Source:
     frame = read_frame(path)
     calls = numbers(path, frame, "Calls")
     total = numbers(path, frame, "TotalDurationNs")
     if (calls < 1).any():
         raise UsageError(f"{path} is damaged: row {int((calls < 1).argmax()) + 2} has no calls")
-    return build(
-        "rocprofv3-kernel-stats", path, {"name": frame.Name, "calls": calls, "duration_ns": total}
-    )
+    columns = {"name": frame.Name, "calls": calls, "duration_ns": total}
+    return make_source("rocprofv3-kernel-stats", path, columns)
 
 
-def read_pmc_perf(path: Path) -> Kernels:
+def read_pmc_perf(path: Path) -> Source:
     """A row per launch with a column per counter, or since rocprof-compute 3.5 a row per launch and
     counter.
     """
@@ -77,45 +80,45 @@ def read_pmc_perf(path: Path) -> Kernels:
             index=frame.index,
         )
     counters = counters.dropna(axis="columns", how="all")
-    return build("rocprof-compute", path, launches, counters, notes=(SERIALIZED_NOTE,))
+    return make_source(
+        "rocprof-compute", path, launches, counters=counters, notes=(SERIALIZED_NOTE,)
+    )
 
 
 def _launches(path: Path, frame: pandas.DataFrame) -> dict[str, pandas.Series]:
-    start, end = (numbers(path, frame, column) for column in ("Start_Timestamp", "End_Timestamp"))
+    start = numbers(path, frame, "Start_Timestamp")
+    end = numbers(path, frame, "End_Timestamp")
     if (end < start).any():
-        raise UsageError(
-            f"{path} is damaged: row {int((end < start).argmax()) + 2} ends before it starts"
-        )
+        row = int((end < start).argmax()) + 2
+        raise UsageError(f"{path} is damaged: row {row} ends before it starts")
     return {"name": frame.Kernel_Name, "start_ns": start, "duration_ns": end - start}
 
 
 def source_of_database(path: Path) -> str:
-    """ "rocpd" if a SQLite database holds kernels and no counters of them, else a key of REFUSALS."""
+    """ "rocpd" if a SQLite database holds kernels and no counters of them, else a key of
+    `load_kernels.REFUSALS`.
+    """
     views = {name for (name,) in _query(path, "SELECT name FROM sqlite_master WHERE type = 'view'")}
-    counted = "SELECT 1 FROM rocpd_pmc_event P JOIN rocpd_kernel_dispatch K ON K.event_id = P.event_id LIMIT 1"
-    if "counters_collection" in views and _query(path, counted):
-        return "counters of a pass"
-    return (
-        "rocpd" if "kernels" in views and _query(path, "SELECT 1 FROM kernels LIMIT 1") else "other"
+    counters = (
+        "SELECT 1 FROM rocpd_pmc_event P "
+        "JOIN rocpd_kernel_dispatch K ON K.event_id = P.event_id LIMIT 1"
     )
+    if "counters_collection" in views and _query(path, counters):
+        return "counters of a pass"
+    if "kernels" in views and _query(path, "SELECT 1 FROM kernels LIMIT 1"):
+        return "rocpd"
+    return "other"
 
 
-def read_rocpd(path: Path) -> Kernels:
-    columns = [name for _, name, *_ in _query(path, "PRAGMA table_info(kernels)")]
-    agent, process = (name if name in columns else "0" for name in ("agent_log_index", "guid"))
+def read_rocpd(path: Path) -> Source:
+    columns = {name for _, name, *_ in _query(path, "PRAGMA table_info(kernels)")}
+    agent = "agent_log_index" if "agent_log_index" in columns else "0"
+    process = "guid" if "guid" in columns else "0"
     rows = _query(
         path, f'SELECT name, start, "end", {agent}, {process} FROM kernels ORDER BY start'
     )
-    frame = pandas.DataFrame(
-        rows, columns=["Kernel_Name", "Start_Timestamp", "End_Timestamp", *GPU_COLUMNS]
-    )
-    return build("rocpd", path, _launches(path, frame), notes=_notes(frame))
-
-
-def _notes(frame: pandas.DataFrame) -> tuple[str, ...]:
-    """Each process may see one GPU alone, which then has the same number in all of them."""
-    columns = [column for column in GPU_COLUMNS if column in frame]
-    return several_gpus(len(frame.drop_duplicates(columns)), "GPUs or processes") if columns else ()
+    header = ["Kernel_Name", "Start_Timestamp", "End_Timestamp", *GPU_COLUMNS]
+    return _trace("rocpd", path, pandas.DataFrame(rows, columns=header))
 
 
 def _query(path: Path, sql: str) -> list[tuple]:
@@ -137,16 +140,18 @@ def read_rocprof_ceilings(path: Path) -> tuple[float, dict[str, float]]:
     """
     if "HBMBw" not in files.read_text(path).partition("\n")[0]:
         raise UsageError(
-            f"{path} is not a roofline.csv of rocprof-compute (it has no column HBMBw): profile with --roof-only"
+            f"{path} is not a roofline.csv of rocprof-compute (it has no column HBMBw): "
+            "profile with --roof-only"
         )
     frame = read_frame(path)
-    if not len(frame):
+    if frame.empty:
         raise UsageError(f"{path} has a header and no device: profile with --roof-only again")
     flops = {}
     for column in frame.columns:
-        if match := FLOPS_COLUMN.fullmatch(column):
-            unit, kind, bits = match.groups("")
-            flops[f"{unit and 'mfma_'}{'bf' if kind == 'BF' else 'fp'}{bits}"] = 1e9 * float(
-                numbers(path, frame, column)[0]
-            )
+        match = FLOPS_COLUMN.fullmatch(column)
+        if match:
+            unit, kind, bits = match.groups()
+            number_format = f"bf{bits}" if kind == "BF" else f"fp{bits}"
+            name = f"mfma_{number_format}" if unit else number_format
+            flops[name] = 1e9 * float(numbers(path, frame, column)[0])
     return 1e9 * float(numbers(path, frame, "HBMBw")[0]), flops

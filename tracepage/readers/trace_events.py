@@ -1,8 +1,8 @@
 """Reads the events of a Chrome trace; of one of PyTorch's profiler only what an analysis needs of
 each.
 
-Times are microseconds as the profiler wrote them, with their fractions. Events whose times cannot
-be are left out and counted.
+Times become whole nanoseconds since the first event. Events whose times cannot be are left out and
+counted.
 """
 
 import functools
@@ -10,42 +10,44 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracepage import files
 from tracepage.errors import UsageError
-from tracepage.terminal import counted, shortened
+from tracepage.terminal import counted, progress, shortened
 
 import ijson
 import numpy
 import pandas
 
-# of events, by their category in lower case; PyTorch's first profilers wrote Operator, Runtime,
-# Kernel and Memcpy
+# Kinds of events by their category in lower case; PyTorch's first profilers wrote Operator,
+# Runtime, Kernel and Memcpy.
 KINDS = {
     "operator": re.compile(r"cpu_op|operator"),
     "annotation": re.compile(r"user_annotation"),
-    "launch": re.compile(r"(\w+_)?(runtime|driver)"),  # also xpu_runtime and privateuse1_runtime
+    "launch": re.compile(r"(\w+_)?(runtime|driver)"),  # Also xpu_runtime and privateuse1_runtime.
     "kernel": re.compile(r"(\w+_)?kernel|mtia_ccp_events"),
     "memcpy": re.compile(r"(gpu_)?memcpy"),
     "memset": re.compile(r"(gpu_)?memset"),
 }
 DEVICE = ("kernel", "memcpy", "memset")
-# see `_far`; FEW is a share of all events
-FAR = 1000
-FEW = 0.01
-LONGEST = 1e15  # us, 30 years
-# no kernel ends after that many later ones of its stream; one that was launched early overlaps the
-# one before it
+FAR = 1000  # See `_far`.
+FEW = 0.01  # A share of all events.
+LONGEST = 10**18  # ns, 30 years
+# No kernel ends after that many later ones of its stream; one that was launched early overlaps the
+# one before it.
 ENCLOSED = 2
 MEMORY = ("Bytes", "Addr", "Total Allocated", "Device Type")
+# What an event that lacks something, or holds what it cannot, raises.
+DAMAGED = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
 @dataclass(eq=False, slots=True)
 class Event:
     """An operator, an annotation, a call of the GPU's runtime (kind `launch`), an allocation
-    (`memory`), or work of a GPU.
+    (`memory`), or work of a GPU; times in ns.
 
     The first fields are read, the others follow from the events around this one (see
     `chrome_trace`).
@@ -53,96 +55,110 @@ class Event:
 
     kind: str
     name: str
-    thread: tuple[Any, Any]  # process and thread; of a GPU's work, its first is the GPU
-    start: float
-    duration: float
-    correlation: int | str | None = None  # of a launch and its work
+    thread: tuple[Any, Any]  # Process and thread; of a GPU's work, its first is the GPU.
+    start: int
+    duration: int
+    correlation: int | str | None = None  # The same for a launch and its work.
     stream: int | str | None = None
-    number: int | None = None  # an operator's sequence number
-    shapes: str = "[]"  # an operator's or annotation's inputs, as JSON
+    number: int | None = None  # An operator's sequence number.
+    shapes: str = "[]"  # An operator's or annotation's inputs, as JSON.
     types: str = "[]"
-    # bytes (a release: below 0), address, total, `cpu` or `gpu`
+    # Bytes (a release: below 0), address, total, `cpu` or `gpu`.
     memory: tuple[int, str, int, str] | None = None
-    operator: "Event | None" = None  # innermost enclosing operator
+    operator: "Event | None" = None  # The innermost enclosing operator.
     span: str | None = None
     phase: str | None = None
     step: int = -1
-    row: int = -1  # of an operator, in the table of operators
-    children_us: float = 0.0
-    device_us: float = 0.0
-    self_device_us: float = 0.0
+    row: int = -1  # An operator's, in the table of operators.
+    children_ns: int = 0
+    device_ns: int = 0
+    self_device_ns: int = 0
     allocated_bytes: int = 0
-    # it calls the operator that does its work, of the same name and shapes or of those in PASSED_ON
+    # It calls the operator that does its work: of the same name and shapes, or by PASSED_ON.
     repeated: bool = False
 
     @property
-    def end(self) -> float:
+    def end(self) -> int:
         return self.start + self.duration
 
 
-def events(path: Path) -> Iterator[Any]:
+class Events(NamedTuple):
+    """The content of a Chrome trace."""
+
+    host: list[Event]  # In order of start, the outermost first; so is `device`.
+    device: list[Event]
+    notes: tuple[str, ...]  # On events that were left out.
+    # All events as they are in the file, where none is an operator of PyTorch or work of a GPU.
+    others: list[Any] | None
+
+
+def raw_events(path: Path) -> Iterator[Any]:
     """The events of a .json or .json.gz file, one at a time, so that any file takes the memory of a
     few of them.
 
     They are the list under the key `traceEvents`, or the file is the list, whose end may be
-    missing. UsageError: it is no JSON.
+    missing. Numbers that are not whole are Decimal, since a double of us loses ns after 50 days.
+    UsageError: it is no JSON.
     """
     is_list = False
     try:
         with files.opened(path) as file:
             is_list = file.read(1000).lstrip()[:1] == b"["
             file.seek(0)
-            yield from ijson.items(file, "item" if is_list else "traceEvents.item", use_float=True)
+            yield from ijson.items(file, "item" if is_list else "traceEvents.item")
     except ijson.JSONError as error:
         if is_list and isinstance(error, ijson.IncompleteJSONError):
             return
-        files.read_json(path)  # says where
-        raise UsageError(
-            f"{path} is not JSON or is cut off: {str(error).splitlines()[0]}"
-        ) from error
+        files.read_json(path)  # Its error says where.
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"{path} is not JSON or is cut off: {reason}") from error
 
 
 @functools.cache
 def kind(category: str) -> str:
     """A key of KINDS, or an empty string."""
-    return next(
-        (found for found, pattern in KINDS.items() if pattern.fullmatch(category.lower())), ""
-    )
+    kinds = [name for name, pattern in KINDS.items() if pattern.fullmatch(category.lower())]
+    return kinds[0] if kinds else ""
 
 
-def is_of_pytorch(path: Path) -> bool:
-    """Whether there are operators of PyTorch, or work of a GPU."""
-    return any(
-        isinstance(event, dict) and kind(str(event.get("cat"))) in ("operator", *DEVICE)
-        for event in events(path)
-    )
+def nanoseconds(us: Any) -> int:
+    """A time in us, which may be text. One of DAMAGED: it is no time."""
+    return round(1000 * Decimal(us))
 
 
-def read(path: Path) -> tuple[list[Event], list[Event], tuple[str, ...]]:
-    """The events of the host and of the device in order of start, the outermost first, and notes on
-    those that were left out.
-    """
-    found: list[Event] = []
+def read_events(path: Path) -> Events:
+    """Reads a trace once. Its damaged events are left out, and named in notes."""
+    events: list[Event] = []
     damaged: list[str] = []
-    shared: dict[Any, Any] = {}  # most names, threads and shapes occur often: one object for each
-    for event in events(path):
-        try:
-            if made := _event(event, shared):
-                found.append(made)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            damaged.append(str(event.get("name")))
-    found.sort(key=lambda event: (event.start, -event.duration))
-    device = [event for event in found if event.kind in DEVICE]
-    if len({event.thread[0] for event in device}) > 1:  # each numbers its streams by itself
+    others: list[Any] | None = []
+    shared: dict[Any, Any] = {}  # Most names, threads and shapes occur often: one object for each.
+    with progress(f"reading {path}"):
+        for record in raw_events(path):
+            if not isinstance(record, dict):
+                continue
+            event_kind = kind(str(record.get("cat")))
+            if event_kind == "operator" or event_kind in DEVICE:
+                others = None
+            if others is not None:
+                others.append(record)
+            try:
+                event = _event(record, event_kind, shared)
+                if event:
+                    events.append(event)
+            except DAMAGED:
+                damaged.append(str(record.get("name")))
+    events.sort(key=lambda event: (event.start, -event.duration))
+    device = [event for event in events if event.kind in DEVICE]
+    if len({event.thread[0] for event in device}) > 1:  # Each GPU numbers its streams by itself.
         for event in device:
             event.stream = f"{event.stream} of GPU {event.thread[0]}"
-    far = _far(found)
-    long = _longer_than_the_next(device)
+    far = _far(events)
+    long = _longer_than_the_next(device) - far
     left_out = {
         "without a name, a time or a possible duration": damaged,
         "far outside the time of the others": [event.name for event in far],
         f"that would run longer than the next {ENCLOSED} of their stream": [
-            event.name for event in long - far
+            event.name for event in long
         ],
     }
     notes = [
@@ -150,69 +166,69 @@ def read(path: Path) -> tuple[list[Event], list[Event], tuple[str, ...]]:
         for why, names in left_out.items()
         if names
     ]
-    kept = [event for event in found if event not in far | long] if far | long else found
-    return (
-        [event for event in kept if event.kind not in DEVICE],
-        [event for event in kept if event.kind in DEVICE],
-        tuple(notes),
-    )
+    kept = [event for event in events if event not in far and event not in long]
+    origin = kept[0].start if kept else 0
+    for event in kept:
+        event.start -= origin
+    host = [event for event in kept if event.kind not in DEVICE]
+    device = [event for event in kept if event.kind in DEVICE]
+    return Events(host, device, tuple(notes), others)
 
 
-def _event(event: Any, shared: dict[Any, Any]) -> Event | None:
-    """What is needed of an event; None where that is nothing. KeyError, TypeError, ValueError,
-    AttributeError: it is damaged.
-    """
-    if not isinstance(event, dict):
+def _event(record: dict[str, Any], event_kind: str, shared: dict[Any, Any]) -> Event | None:
+    """What is needed of an event; None where that is nothing. One of DAMAGED: it is damaged."""
+    is_memory = record.get("name") == "[memory]"
+    if is_memory:
+        event_kind = "memory"
+    elif not event_kind or record.get("ph") != "X":
         return None
-    is_memory = event.get("name") == "[memory]"
-    found = "memory" if is_memory else kind(str(event.get("cat"))) if event.get("ph") == "X" else ""
-    if not found:
-        return None
-    name, thread = (
-        shared.setdefault(each, each) for each in (str(event["name"]), (event["pid"], event["tid"]))
-    )
-    result = Event(
-        found, name, thread, float(event["ts"]), 0.0 if is_memory else float(event["dur"])
-    )
-    arguments = event.get("args") or {}
-    if not 0 <= result.duration < LONGEST:
+    name = str(record["name"])
+    thread = (record["pid"], record["tid"])
+    duration = 0 if is_memory else nanoseconds(record["dur"])
+    if not 0 <= duration < LONGEST:
         raise ValueError
+    event = Event(
+        event_kind,
+        shared.setdefault(name, name),
+        shared.setdefault(thread, thread),
+        nanoseconds(record["ts"]),
+        duration,
+    )
+    arguments = record.get("args") or {}
     if is_memory:
         size, address, total, device = (arguments[key] for key in MEMORY)
-        result.memory = int(size), str(address), int(total), "gpu" if int(device) else "cpu"
-    elif found in ("operator", "annotation"):
-        result.number = arguments.get("Sequence number")
-        shapes = [
-            shape if isinstance(shape, list) else [] for shape in arguments.get("Input Dims") or []
-        ]
-        inputs = json.dumps(shapes), json.dumps(list(map(str, arguments.get("Input type") or [])))
-        result.shapes, result.types = (shared.setdefault(text, text) for text in inputs)
+        event.memory = int(size), str(address), int(total), "gpu" if int(device) else "cpu"
+    elif event_kind in ("operator", "annotation"):
+        event.number = arguments.get("Sequence number")
+        dimensions = arguments.get("Input Dims") or []
+        shapes = json.dumps([shape if isinstance(shape, list) else [] for shape in dimensions])
+        types = json.dumps(list(map(str, arguments.get("Input type") or [])))
+        event.shapes = shared.setdefault(shapes, shapes)
+        event.types = shared.setdefault(types, types)
     else:
-        result.correlation = arguments.get("correlation")
-        result.stream = arguments.get("stream")
-    # TypeError: these are lists or objects
-    hash((result.correlation, result.stream, result.number))
-    return result
+        event.correlation = arguments.get("correlation")
+        event.stream = arguments.get("stream")
+    hash((event.correlation, event.stream, event.number))  # TypeError: they are lists or objects.
+    return event
 
 
-def _far(found: list[Event]) -> set[Event]:
+def _far(events: list[Event]) -> set[Event]:
     """The events that are FAR times as far from the others as the middle half of these lasts, if
     they are FEW.
     """
-    if not found:
+    if not events:
         return set()
-    starts = numpy.array([event.start for event in found])
+    starts = numpy.array([event.start for event in events], dtype=float)
     first = numpy.percentile(starts, 25, method="higher")
     last = numpy.percentile(starts, 75, method="lower")
-    distance = abs(starts - numpy.median(starts)) / max(last - first, 1000.0)
-    far = {event for event, times in zip(found, distance, strict=True) if times > FAR}
-    return far if len(far) <= max(1, FEW * len(found)) else set()
+    distance = abs(starts - numpy.median(starts)) / max(last - first, 1e6)
+    far = {event for event, times in zip(events, distance, strict=True) if times > FAR}
+    return far if len(far) <= max(1, FEW * len(events)) else set()
 
 
 def _longer_than_the_next(device: list[Event]) -> set[Event]:
     """Events that end after the next ENCLOSED of their own stream."""
-    frame = pandas.DataFrame(
-        [(event.stream, event.end) for event in device], columns=["stream", "end"]
-    )
+    ends = [(event.stream, float(event.end)) for event in device]
+    frame = pandas.DataFrame(ends, columns=["stream", "end"])
     long = frame.end > frame.groupby("stream").end.shift(-ENCLOSED)
     return {device[row] for row in frame.index[long]}

@@ -1,7 +1,7 @@
 """Bytes that a GPU's memory moved for each kernel, and the FLOPs that it did, from the counters of
 a profiler:
 
-    ncu               dram__bytes_read.sum + dram__bytes_write.sum (dram__bytes.sum); L2 traffic from lts__t_bytes.sum
+    ncu               dram__bytes_read.sum + dram__bytes_write.sum (dram__bytes.sum)
     rocprof-compute   requests of the L2 cache to memory, in pmc_perf.csv, times their size
 
 A request has 32, 64 or, for reads on newer devices, 128 bytes. TCC_EA_RDREQ and TCC_EA_WRREQ
@@ -21,7 +21,7 @@ multiply-add has two FLOPs, and a packed instruction counts once, so fp16 and fp
 the matrix units' FLOPs in units of 512.
 """
 
-from tracepage.readers.kernel_table import Kernels
+from tracepage.readers.source import Source
 
 import pandas
 
@@ -42,58 +42,57 @@ COUNTERS: dict[str, dict[str, dict[str, int]]] = {
         "gfx950": {f"TCC_EA0_{name}": size for name, size in GFX950.items()},
     },
 }
-FORMATS = {  # the same for FLOPs by number format, named as in roofline.csv
-    f"fp{bits}": {
-        f"SQ_INSTS_VALU_{name}_F{bits}": 128 if name == "FMA" else 64
-        for name in ("ADD", "MUL", "FMA", "TRANS")
+# The same for FLOPs by number format, named as in roofline.csv.
+FORMATS: dict[str, dict[str, int]] = {}
+for bits in (16, 32, 64):
+    FORMATS[f"fp{bits}"] = {
+        f"SQ_INSTS_VALU_ADD_F{bits}": 64,
+        f"SQ_INSTS_VALU_MUL_F{bits}": 64,
+        f"SQ_INSTS_VALU_FMA_F{bits}": 128,
+        f"SQ_INSTS_VALU_TRANS_F{bits}": 64,
     }
-    for bits in (16, 32, 64)
-} | {
-    f"mfma_{kind.lower().replace('f', 'fp')}": {f"SQ_INSTS_VALU_MFMA_MOPS_{kind}": 512}
-    for kind in ("F16", "F32", "F64")
-}
-FORMATS["mfma_bf16"] = {"SQ_INSTS_VALU_MFMA_MOPS_BF16": 512}
-NEWER_FORMATS = {"mfma_fp8": {"SQ_INSTS_VALU_MFMA_MOPS_F8": 512}}  # gfx942 and later
+for name, kind in {"fp16": "F16", "fp32": "F32", "fp64": "F64", "bf16": "BF16"}.items():
+    FORMATS[f"mfma_{name}"] = {f"SQ_INSTS_VALU_MFMA_MOPS_{kind}": 512}
+NEWER_FORMATS = {"mfma_fp8": {"SQ_INSTS_VALU_MFMA_MOPS_F8": 512}}  # From gfx942 on.
 
 
-def moved_bytes(found: Kernels) -> pandas.Series | str:
+def moved_bytes(source: Source) -> pandas.Series | str:
     """Bytes that memory moved for each row of the table, or the names of the counters that are
     missing.
     """
-    # rocprof-compute writes both
-    system = found.path.with_name("sysinfo.csv")
-    formulas = dict(COUNTERS[found.source])
-    if "TCC_EA0_RDREQ_128B_sum" in found.counters or (
-        system.is_file() and "gfx950" in system.read_text(errors="replace")
-    ):
+    formulas = dict(COUNTERS[source.kind])
+    system = source.path.with_name("sysinfo.csv")  # rocprof-compute writes both.
+    is_gfx950 = system.is_file() and "gfx950" in system.read_text(errors="replace")
+    if is_gfx950 or "TCC_EA0_RDREQ_128B_sum" in source.counters:
         del formulas["gfx942"]
-    missing = {
-        name: [counter for counter in formula if counter not in found.counters]
-        for name, formula in formulas.items()
-    }
+    missing = {name: _missing(source, formula) for name, formula in formulas.items()}
     nearest = min(missing, key=lambda name: len(missing[name]) / len(formulas[name]))
     if missing[nearest]:
         return f"{', '.join(missing[nearest])} ({nearest})"
-    return pandas.Series(
-        sum(size * found.counters[counter] for counter, size in formulas[nearest].items())
-    )
+    return _weighted(source, formulas[nearest])
 
 
-def flops(found: Kernels) -> pandas.DataFrame:
+def flops(source: Source) -> pandas.DataFrame:
     """FLOPs of each row of the table by number format, with no columns if the source does not count
     them all.
     """
-    if not {counter for formula in FORMATS.values() for counter in formula} <= set(found.counters):
-        return pandas.DataFrame(index=found.table.index)
-    formats = FORMATS | {
-        name: formula
-        for name, formula in NEWER_FORMATS.items()
-        if set(formula) <= set(found.counters)
-    }
-    weighted = {
-        name: [size * found.counters[counter] for counter, size in formula.items()]
-        for name, formula in formats.items()
-    }
+    if any(_missing(source, formula) for formula in FORMATS.values()):
+        return pandas.DataFrame(index=source.table.index)
     return pandas.DataFrame(
-        {name: sum(columns[1:], columns[0]) for name, columns in weighted.items()}
+        {
+            name: _weighted(source, formula)
+            for name, formula in (FORMATS | NEWER_FORMATS).items()
+            if not _missing(source, formula)
+        }
+    )
+
+
+def _missing(source: Source, formula: dict[str, int]) -> list[str]:
+    return [counter for counter in formula if counter not in source.counters]
+
+
+def _weighted(source: Source, formula: dict[str, int]) -> pandas.Series:
+    return sum(
+        (size * source.counters[counter] for counter, size in formula.items()),
+        pandas.Series(0, index=source.table.index),
     )

@@ -22,15 +22,15 @@ class Operator(TypedDict):
     name: str
     span: str
     phase: str
-    # JSON: one shape of each argument; an argument that is a list of tensors has several
+    # JSON: a shape of each argument; an argument that is a list of tensors has several
     input_shapes: str
     input_types: str  # JSON, as the shapes
     calls: PositiveInt
     cpu_us: Amount
-    self_cpu_us: Number  # can be some ns below 0, by the resolution of the timestamps
+    self_cpu_us: Number  # Can be some ns below 0, by the resolution of the timestamps
     device_us: Amount
     self_device_us: Amount
-    allocated_bytes: int  # less what was released
+    allocated_bytes: int  # Less what was released.
 
 
 class Kernel(TypedDict):
@@ -47,26 +47,26 @@ class Sums(TypedDict):
     """The part of a profile that `tracepage.readers.chrome_trace` makes of a trace."""
 
     profiled_steps: NonNegativeInt
-    step_us: list[PositiveAmount]  # wall time of each step
+    step_us: list[PositiveAmount]  # Wall time of each step.
     operators: list[Operator]
-    kernels: list[Kernel]  # none on a CPU
-    device_busy_us: Amount  # time in which at least one kernel ran
-    # of kernels; from the launching call to the start, by two clocks
+    kernels: list[Kernel]  # None on a CPU.
+    device_busy_us: Amount  # Time in which at least one kernel ran.
+    # Of kernels; from the launching call to the start, by two clocks.
     launch: dict[Literal["count", "mean_delay_us"], Number]
-    memory_peak_bytes: NonNegativeInt | None  # with --profile-memory
+    memory_peak_bytes: NonNegativeInt | None  # With --profile-memory.
 
 
 class Profile(Sums):
     schema: Literal["tiny-llama-profile/1"]
     run: TimedRun
-    trace: Annotated[str, Field(pattern=r"^[\w.-]{1,60}$")]  # name of the trace beside the profile
-    attention_only: bool  # whether only the operators and kernels of attention were kept
-    # with --profile-with-flops: by operator, as torch.profiler counts them
+    trace: Annotated[str, Field(pattern=r"^[\w.-]{1,60}$")]  # Beside the profile.
+    attention_only: bool  # Whether only attention was kept.
+    # With --profile-with-flops: by operator, as torch.profiler counts them.
     operator_flops: NotRequired[dict[str, Amount]]
 
 
 class Profiled(TypedDict):
-    """The part of a profile about its run, which may have ended before its first step was profiled."""
+    """The part of a profile about its run, which may have ended before a step was profiled."""
 
     schema: Literal["tiny-llama-profile/1"]
     run: RunRecord
@@ -86,7 +86,8 @@ def find(path: Path) -> Path:
     profiles = sorted(path.glob("profile_*.json")) if path.is_dir() else [path]
     if not profiles:
         raise UsageError(
-            f"{path} holds no profile_*.json: make one with --enable-pytorch-profiler --profile-dir {path}"
+            f"{path} holds no profile_*.json: "
+            f"make one with --enable-pytorch-profiler --profile-dir {path}"
         )
     return profiles[-1]
 
@@ -119,20 +120,15 @@ def span_milliseconds(profile: Sums) -> dict[str, dict[str, float]]:
     """
     added: dict[str, dict[str, float]] = {}
     for operator in profile["operators"]:
+        us = operator["self_device_us" if profile["kernels"] else "self_cpu_us"]
         phases = added.setdefault(operator["span"], {})
-        milliseconds = (
-            operator["self_device_us" if profile["kernels"] else "self_cpu_us"]
-            / profile["profiled_steps"]
-            / 1e3
-        )
-        phases[operator["phase"]] = phases.get(operator["phase"], 0.0) + milliseconds
+        phases.setdefault(operator["phase"], 0.0)
+        phases[operator["phase"]] += us / profile["profiled_steps"] / 1e3
     return dict(sorted(added.items(), key=lambda item: -sum(item[1].values())))
 
 
 def idle_percent(profile: Sums) -> float | None:
     """The share of the profiled steps' time in which no kernel ran; None on a CPU."""
-    return (
-        100 * (1 - profile["device_busy_us"] / sum(profile["step_us"]))
-        if profile["kernels"]
-        else None
-    )
+    if not profile["kernels"]:
+        return None
+    return 100 * (1 - profile["device_busy_us"] / sum(profile["step_us"]))

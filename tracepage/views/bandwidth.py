@@ -11,14 +11,14 @@ most can be gained.
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tracepage.cost import operators
 from tracepage.errors import UsageError
-from tracepage.readers import kernel_table, load_kernels, rocm, work_counters
+from tracepage.readers import load_kernels, rocm, work_counters
 from tracepage.readers.kernel_names import short_name
+from tracepage.readers.source import Source
 from tracepage.records import step_profile
 from tracepage.records.fields import Ceilings
 from tracepage.records.run_record import TimedRun
@@ -28,20 +28,21 @@ from tracepage.show.report import Report
 from tracepage.show.tables import format_number, format_time
 from tracepage.views import profile_summary, roofline
 
-TOP = 20  # rows in the table
+TOP = 20  # Rows in the table.
 HEADER = ["name", "calls", "us", "MB", "GB/s", "% of copy", "bound by", "us above bound"]
+COUNTED = ("ncu", "rocprof-compute")  # Sources whose counters can tell bytes.
 MEASURED = "measured by counters"
 MINIMUM = "a minimum: every tensor of an operator moved once"
-# `work` of the ceilings in a roofline.csv, whose FLOPs are those that the counters count
+# The `work` of the ceilings in a roofline.csv, whose FLOPs are those that the counters count.
 UNITS = "units"
 INPUT_HINT = (
-    "profile with `bash run_all_profilers.sh --enable-rocm-tools --profile-dir DIR`, which writes a profile_*.json and, where "
-    "there is such a tool, counters of ncu or rocprof-compute"
+    "profile with `bash run_all_profilers.sh --enable-rocm-tools --profile-dir DIR`, which writes "
+    "a profile_*.json and, where there is such a tool, counters of ncu or rocprof-compute"
 )
 HOW_TO_READ = (
-    "The bound of a row is the time for its bytes at the measured bandwidth or, where FLOPs are known and need longer, for its "
-    "FLOPs at the measured rate. Below 0 above that bound, data came from a cache, the work ran in another precision than the "
-    "one measured, or it only reads."
+    "The bound of a row is the time for its bytes at the measured bandwidth or, where FLOPs are "
+    "known and need longer, for its FLOPs at the measured rate. Below 0 above that bound, data "
+    "came from a cache, the work ran in another precision than the one measured, or it only reads."
 )
 
 
@@ -60,34 +61,32 @@ class KernelTraffic(NamedTuple):
 class Traffic(NamedTuple):
     """Memory traffic of a folder or file."""
 
-    rows: list[KernelTraffic]  # the longest first
+    rows: list[KernelTraffic]  # The longest first.
     bytes_are: str  # MEASURED or MINIMUM
-    path: Path  # the file that the bytes come from
-    # None if nothing was measured; the FLOP/s are infinite if only they were not
+    path: Path  # The file that the bytes come from.
+    # None if nothing was measured; the FLOP/s are infinite if only they were not.
     ceilings: Ceilings | None
-    ceilings_from: str  # what measured them
-    notes: list[str]  # caveats, for a reader of the numbers
-    # the newest; where the bytes are a MINIMUM, the rows come from it and are of a mean step
+    ceilings_from: str  # What measured them.
+    notes: list[str]  # Caveats, for a reader of the numbers.
+    # The newest; where the bytes are a MINIMUM, the rows come from it and are of a mean step.
     profile: Profile | None
 
 
-def from_counters(found: kernel_table.Kernels) -> list[KernelTraffic] | str:
+def from_counters(source: Source) -> list[KernelTraffic] | str:
     """A row per kernel, or the names of the counters that are missing."""
-    moved = work_counters.moved_bytes(found)
+    moved = work_counters.moved_bytes(source)
     if isinstance(moved, str):
         return moved
-    launches = found.table.assign(
-        bytes=moved, flops=work_counters.flops(found).sum(axis=1, min_count=1)
-    )
-    counted = launches[moved.notna() & (launches.duration_ns > 0)]
-    added = counted.groupby("name")[["calls", "duration_ns", "bytes", "flops"]].sum(min_count=1)
+    counted = work_counters.flops(source).sum(axis=1, min_count=1)
+    launches = source.table.assign(bytes=moved, flops=counted)
+    launches = launches[moved.notna() & (launches.duration_ns > 0)]
+    added = launches.groupby("name")[["calls", "duration_ns", "bytes", "flops"]].sum(min_count=1)
     added = added.sort_values("duration_ns", ascending=False, kind="stable")
-    return [
-        KernelTraffic(
-            name, int(calls), ns / 1e9, float(total), None if flops != flops else float(flops)
-        )
-        for name, calls, ns, total, flops in added.itertuples()
-    ]
+    rows = []
+    for name, calls, ns, total, flops in added.itertuples():
+        known = None if math.isnan(flops) else float(flops)
+        rows.append(KernelTraffic(name, int(calls), ns / 1e9, float(total), known))
+    return rows
 
 
 def from_profile(profile: Profile) -> tuple[list[KernelTraffic], list[str]]:
@@ -104,20 +103,15 @@ def from_profile(profile: Profile) -> tuple[list[KernelTraffic], list[str]]:
         elif row.bytes:
             known[f"{row.name} ({row.span})"].append(row)
     rows = []
-    for name, own in known.items():
-        calls = sum(row.calls for row in own)
-        seconds = sum(row.us for row in own) / 1e6
-        moved = sum(row.calls * (row.bytes or 0) for row in own)
-        rows.append(
-            KernelTraffic(
-                name, calls, seconds, moved, sum(row.calls * (row.flops or 0) for row in own)
-            )
-        )
+    for name, calls in known.items():
+        number, seconds, flops, moved = operators.sums(calls)
+        rows.append(KernelTraffic(name, number, seconds, moved, flops))
     notes = ["only attention was kept"] if profile["attention_only"] else []
     if unknown:
         notes.append(
-            f"left out, {100 * unknown / whole:.1f} % of the operators' time: operators whose bytes a trace does not record "
-            "(a version's own kernels, code of torch.compile, an optimizer's operators on long lists of tensors)"
+            f"left out, {100 * unknown / whole:.1f} % of the operators' time: operators whose "
+            "bytes a trace does not record (a version's own kernels, code of torch.compile, "
+            "an optimizer's operators on long lists of tensors)"
         )
     if collectives:
         notes.append(f"left out: collectives, {collectives / 1e3:.3g} ms a step")
@@ -134,21 +128,22 @@ def step_limits(profile: Profile, run: TimedRun | None = None) -> dict[str, floa
     the profile's own.
     """
     run = run or profile["run"]
-    rows = from_profile(profile)[0]
     ceilings = run["ceilings"]
     seconds = run["step_ms"]["median"] / 1e3
-    moved = sum(row.bytes for row in rows)
     launches = profile["launch"]["count"] / profile["profiled_steps"] or None
+    of_copy = None
+    of_launches = None
+    if ceilings:
+        moved = sum(row.bytes for row in from_profile(profile)[0])
+        of_copy = 100 * moved / seconds / ceilings["bytes_per_second"]
+    if ceilings and launches:
+        of_launches = 100 * launches * ceilings["operation_seconds"] / seconds
     return {
         "MFU %": run_facts.mfu(run),
         "% of measured GEMM": run_facts.of_measured_gemm(run),
-        "% of measured copy": 100 * moved / seconds / ceilings["bytes_per_second"]
-        if ceilings
-        else None,
+        "% of measured copy": of_copy,
         "launches": launches,
-        "launches, % of step": 100 * launches * ceilings["operation_seconds"] / seconds
-        if ceilings and launches
-        else None,
+        "launches, % of step": of_launches,
         "GPU idle %": step_profile.idle_percent(profile),
     }
 
@@ -161,90 +156,104 @@ def demand(
     """
     rate = moved / seconds
     intensity = flops / moved
-    amount = f"at least {format_number(moved / 1e6)} MB by PyTorch's operators (our own kernels are not counted)"
-    amount += f", {format_number(rate / 1e9)} GB/s"
+    amount = (
+        f"at least {format_number(moved / 1e6)} MB by PyTorch's operators "
+        f"(our own kernels are not counted), {format_number(rate / 1e9)} GB/s"
+    )
     work = f"{format_number(intensity)} FLOP/byte of these operators"
     if not ceilings or not flops:
         return [("bytes a step", amount), ("intensity", work)]
     copy = ceilings["bytes_per_second"]
     ridge = roofline.ridge(ceilings)
     needed = ceilings["flops_per_second"] / intensity
-    first, second = ("FLOPs", "bytes") if intensity >= ridge else ("bytes", "FLOPs")
-    times = f"{format_number(needed / copy)} times the measured copy"
+    order = "FLOPs bind before bytes" if intensity >= ridge else "bytes bind before FLOPs"
     return [
         ("bytes a step", f"{amount}, {100 * rate / copy:.3g} % of the measured copy"),
-        (
-            "intensity",
-            f"{work}; ridge point {format_number(ridge)}, so {first} bind before {second}",
-        ),
+        ("intensity", f"{work}; ridge point {format_number(ridge)}, so {order}"),
         (
             "needed",
-            f"{format_number(needed / 1e9)} GB/s for these operators at the rate of the measured GEMM, {times}",
+            f"{format_number(needed / 1e9)} GB/s for these operators at the rate of the measured "
+            f"GEMM, {format_number(needed / copy)} times the measured copy",
         ),
     ]
 
 
-def read(path: Path) -> Traffic:
-    """Memory traffic from the best source in a folder, or from a file."""
-    files = load_kernels.find(path) if path.is_dir() else {load_kernels.load(path).source: [path]}
-    profile = step_profile.read(files["profile"][0]) if "profile" in files else None
+def load_traffic(path: Path) -> Traffic:
+    """Memory traffic from the best source in a folder, or from a file: of the first that counted
+    bytes, else of the newest profile. UsageError: neither tells it.
+    """
+    paths = [path]
+    if path.is_dir():
+        files = load_kernels.find(path)
+        paths = files.get("profile", [])[:1]
+        paths += [file for kind in COUNTED for file in files.get(kind, ())]
     notes: list[str] = []
-    for file in [*files.get("ncu", ()), *files.get("rocprof-compute", ())]:
-        found = load_kernels.load(file)
-        rows = from_counters(found)
-        if isinstance(rows, str) or not rows:
-            lacking = rows or "a launch with both a duration and bytes"
-            notes.append(f"{file} does not say how many bytes were moved: it lacks {lacking}")
-            continue
-        notes += found.notes
-        if left_out := len(found.table) - sum(row.calls for row in rows):
-            notes.append(
-                f"left out, {left_out} of {len(found.table)} launches: their bytes were not counted"
-            )
-        ceilings = _ceilings(path, profile, work_counters.flops(found).sum().to_dict())
-        return Traffic(rows, MEASURED, file, *ceilings, notes, profile)
+    profile_path = path
+    profile = None
+    for source in map(load_kernels.load, paths):
+        if source.profile:
+            profile_path = source.path
+            profile = source.profile
+        elif source.kind in COUNTED:
+            traffic = counted_traffic(source, path, profile)
+            if isinstance(traffic, Traffic):
+                return traffic._replace(notes=notes + traffic.notes)
+            notes.append(traffic)
     if profile:
         rows, more = from_profile(profile)
         if rows:
-            return Traffic(
-                rows,
-                MINIMUM,
-                files["profile"][0],
-                *_ceilings(path, profile, {}),
-                notes + more,
-                profile,
-            )
-        notes.append(
-            f"{files['profile'][0]} holds no operator that took time and whose bytes are known"
-        )
-    raise UsageError(
-        f"{'; '.join(notes) or f'nothing in {path} says how many bytes were moved'}: {INPUT_HINT}"
-    )
+            ceilings = _ceilings(path, profile, {})
+            return Traffic(rows, MINIMUM, profile_path, *ceilings, notes + more, profile)
+        notes.append(f"{profile_path} holds no operator that took time and whose bytes are known")
+    reasons = "; ".join(notes) or f"nothing in {path} says how many bytes were moved"
+    raise UsageError(f"{reasons}: {INPUT_HINT}")
 
 
-def _ceilings(path: Path, profile: Profile | None, flops: Mapping) -> tuple[Ceilings | None, str]:
+def counted_traffic(
+    source: Source, path: Path | None = None, profile: Profile | None = None
+) -> Traffic | str:
+    """The traffic that a source of COUNTED counted, or why it did not; `path` is the file or folder
+    that may hold the ceilings, and `profile` one that may.
+    """
+    rows = from_counters(source)
+    if isinstance(rows, str) or not rows:
+        lacking = rows or "a launch with both a duration and bytes"
+        return f"{source.path} does not say how many bytes were moved: it lacks {lacking}"
+    notes = list(source.notes)
+    left_out = len(source.table) - sum(row.calls for row in rows)
+    if left_out:
+        launches = f"{left_out} of {len(source.table)} launches"
+        notes.append(f"left out, {launches}: their bytes were not counted")
+    flops = work_counters.flops(source).sum().to_dict()
+    ceilings = _ceilings(path or source.path, profile, flops)
+    return Traffic(rows, MEASURED, source.path, *ceilings, notes, profile)
+
+
+def _ceilings(
+    path: Path, profile: Profile | None, flops: dict[Any, float]
+) -> tuple[Ceilings | None, str]:
     """Ceilings of the profiled run, else those in a roofline.csv of rocprof-compute, in the folder
     or beside the file, and what measured them; `flops` are those counted by number format, named as
     there.
     """
-    if profile and (own := profile["run"]["ceilings"]):
-        return own, "a large copy in the profiled run"
-    for file in (
-        sorted(path.rglob("roofline.csv")) if path.is_dir() else [path.with_name("roofline.csv")]
-    ):
-        if file.is_file():
-            bandwidth, measured = rocm.read_rocprof_ceilings(file)
-            if bandwidth:
-                main = max(flops, key=lambda name: flops[name], default="")
-                peak = (measured.get(main) if flops.get(main) else None) or math.inf
-                rates = Ceilings(
-                    flops_per_second=peak,
-                    bytes_per_second=bandwidth,
-                    operation_seconds=0,
-                    precision=main,
-                    work=UNITS,
-                )
-                return rates, str(file)
+    if profile and profile["run"]["ceilings"]:
+        return profile["run"]["ceilings"], "a large copy in the profiled run"
+    beside = [path.with_name("roofline.csv")]
+    for file in sorted(path.rglob("roofline.csv")) if path.is_dir() else beside:
+        if not file.is_file():
+            continue
+        bandwidth, peaks = rocm.read_rocprof_ceilings(file)
+        if bandwidth:
+            main = max(flops, key=lambda name: flops[name], default="")
+            peak = peaks.get(main) if flops.get(main) else None
+            ceilings = Ceilings(
+                flops_per_second=peak or math.inf,
+                bytes_per_second=bandwidth,
+                operation_seconds=0,
+                precision=main,
+                work=UNITS,
+            )
+            return ceilings, str(file)
     return None, ""
 
 
@@ -253,18 +262,19 @@ def table(traffic: Traffic) -> list[list[Any]]:
     not known.
     """
     rows: list[list[Any]] = []
+    ceilings = traffic.ceilings
     for row in traffic.rows:
         rate = row.bytes / row.seconds
-        under_ceilings = list[Any]([None] * 3)
-        if traffic.ceilings:
-            bandwidth = traffic.ceilings["bytes_per_second"]
-            bound = operators.least_seconds(row.flops or 0, row.bytes, traffic.ceilings)
-            known = row.flops is not None and math.isfinite(traffic.ceilings["flops_per_second"])
-            side = ("compute" if bound > row.bytes / bandwidth else "memory") if known else None
-            under_ceilings = [100 * rate / bandwidth, side, 1e6 * (row.seconds - bound)]
-        rows.append(
-            [row.name, row.calls, 1e6 * row.seconds, row.bytes / 1e6, rate / 1e9, *under_ceilings]
-        )
+        under_ceilings: list[Any] = [None, None, None]
+        if ceilings:
+            copy = ceilings["bytes_per_second"]
+            bound = operators.least_seconds(row.flops or 0, row.bytes, ceilings)
+            side = "compute" if bound > row.bytes / copy else "memory"
+            known = row.flops is not None and math.isfinite(ceilings["flops_per_second"])
+            above = 1e6 * (row.seconds - bound)
+            under_ceilings = [100 * rate / copy, side if known else None, above]
+        amounts = [1e6 * row.seconds, row.bytes / 1e6, rate / 1e9]
+        rows.append([row.name, row.calls, *amounts, *under_ceilings])
     return rows
 
 
@@ -272,59 +282,54 @@ def facts(traffic: Traffic) -> list[tuple[str, str]]:
     """Origin and amount of the bytes, and the share of the time that they need."""
     total = sum(row.bytes for row in traffic.rows)
     seconds = sum(row.seconds for row in traffic.rows)
-    of = (
-        "operators in a mean step"
-        if traffic.bytes_are == MINIMUM
-        else "kernels, all that was recorded"
-    )
+    extent = "kernels, all that was recorded"
+    if traffic.bytes_are == MINIMUM:
+        extent = "operators in a mean step"
+    time = format_time(1e3 * seconds)
     result = [
         ("bytes", f"{traffic.bytes_are}, from {traffic.path}"),
-        ("total", f"{format_number(total / 1e6)} MB in {format_time(1e3 * seconds)} of {of}"),
+        ("total", f"{format_number(total / 1e6)} MB in {time} of {extent}"),
     ]
     if traffic.ceilings:
-        bandwidth = traffic.ceilings["bytes_per_second"]
-        least = format_time(1e3 * total / bandwidth)
-        share = 100 * total / bandwidth / seconds
-        result.append(
-            ("bandwidth", f"{format_number(bandwidth / 1e9)} GB/s: {traffic.ceilings_from}")
-        )
-        result.append(("at least", f"{least} at that bandwidth, {share:.3g} % of that time"))
+        copy = traffic.ceilings["bytes_per_second"]
+        least = format_time(1e3 * total / copy)
+        share = 100 * total / copy / seconds
+        result += [
+            ("bandwidth", f"{format_number(copy / 1e9)} GB/s: {traffic.ceilings_from}"),
+            ("at least", f"{least} at that bandwidth, {share:.3g} % of that time"),
+        ]
     else:
         result.append(("bandwidth", f"not measured, so no percentages: {INPUT_HINT}"))
     return [*result, *(("note", note) for note in traffic.notes)]
 
 
-def report(traffic: Traffic) -> Report:
+def bandwidth_report(traffic: Traffic) -> Report:
     """The facts and the longest rows with short names; bandwidth.csv has all rows with full names
     and times in us.
     """
-    result = Report("Memory bandwidth")
+    report = Report("Memory bandwidth")
     rows = table(traffic)
-    result.facts(facts(traffic))
+    report.facts(facts(traffic))
     per_step = " in a step" if traffic.bytes_are == MINIMUM else ""
     title = f"The longest {min(TOP, len(rows))} of {len(rows)}, with all their calls{per_step}"
     shown = [[short_name(name), *cells] for name, *cells in rows[:TOP]]
-    result.table(*tables.filled(HEADER, shown), title=title, code=["name"])
-    result.csv("bandwidth", HEADER, rows)
-    if points := _counted(traffic):
-        header, under_roof = roofline.table(points, traffic.ceilings)
-        result.table(
-            *tables.filled(header, under_roof),
-            title="Under the roofline",
-            csv="points",
-            least=["ridge", "MB"],
-        )
+    report.table(*tables.filled(HEADER, shown), title=title, code=["name"])
+    report.csv("bandwidth", HEADER, rows)
+    points = _counted(traffic)
+    if points:
+        roof = tables.filled(*roofline.table(points, traffic.ceilings))
+        report.table(*roof, title="Under the roofline", csv="points", least=["ridge", "MB"])
     if traffic.ceilings:
-        result.text(HOW_TO_READ)
-    return result
+        report.text(HOW_TO_READ)
+    return report
 
 
 def _counted(traffic: Traffic) -> list[roofline.Point]:
     """A point per kernel if rocprof-compute counted bytes and FLOPs and measured both ceilings,
     else none.
     """
-    found = traffic.ceilings
-    if not found or found.get("work") != UNITS or math.isinf(found["flops_per_second"]):
+    ceilings = traffic.ceilings
+    if not ceilings or ceilings.get("work") != UNITS or math.isinf(ceilings["flops_per_second"]):
         return []
     return [
         roofline.Point(short_name(row.name), row.flops, row.bytes, row.seconds)
@@ -332,27 +337,26 @@ def _counted(traffic: Traffic) -> list[roofline.Point]:
     ]
 
 
-def analyze(path: Path, folder: Path, draw_roofline: bool) -> str:
+def write_bandwidth(path: Path, folder: Path, draw_roofline: bool) -> str:
     """Writes bandwidth.csv and .md into `folder`, and roofline.png where asked for; returns the
     text for a terminal.
     """
-    traffic = read(path)
-    result = report(traffic)
+    traffic = load_traffic(path)
+    report = bandwidth_report(traffic)
+    if not draw_roofline:
+        return report.publish(folder, "bandwidth")
     points = _counted(traffic)
     ceilings = traffic.ceilings
     title = f"{traffic.path}, bytes and FLOPs counted"
-    if draw_roofline and not points:
+    if not points:
         if not traffic.profile:
             raise UsageError(
-                f"{path} holds no profile_*.json, which --generate-roofline-plot needs for FLOPs: {INPUT_HINT}"
+                f"{path} holds no profile_*.json, which --generate-roofline-plot needs for FLOPs: "
+                f"{INPUT_HINT}"
             )
         points = roofline.from_profile(traffic.profile)
         ceilings = traffic.profile["run"]["ceilings"]
         title = profile_summary.conditions(traffic.profile)
-    if draw_roofline:
-        result.figure(
-            lambda: roofline.figure(points, ceilings, title),
-            "roofline",
-            f"Roofline; bytes are {traffic.bytes_are}",
-        )
-    return result.publish(folder, "bandwidth")
+    about = f"Roofline; bytes are {traffic.bytes_are}"
+    report.figure(lambda: roofline.figure(points, ceilings, title), "roofline", about)
+    return report.publish(folder, "bandwidth")

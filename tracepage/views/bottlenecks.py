@@ -9,7 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from tracepage.cost.optimization_targets import SCHEMA, Step, read_step, targets
+from tracepage.cost.optimization_targets import SCHEMA, Step, mean_step, targets
 from tracepage.errors import UsageError
 from tracepage.readers.kernel_names import communication_or
 from tracepage.records import step_profile
@@ -28,28 +28,31 @@ LIMITS = {
     "unknown": "cost not known",
     "not classed": "no ceilings",
 }
-# times the time in which a kernel runs, from which the sum of all kernels' times gets a line
+# A sum of all kernels' times gets a line from so many times the time in which a kernel runs.
 OVERLAP = 1.02
 IDLE = "GPU idle"
 ABOUT_SPANS = (
-    "These are self times, so they add up. Work of the backward pass counts for the span whose forward pass made it necessary. "
-    "The last row is time that no operator covers."
+    "These are self times, so they add up. Work of the backward pass counts for the span whose "
+    "forward pass made it necessary. The last row is time that no operator covers."
 )
 ABOUT_LAUNCHES = (
-    "A delay of a few us means that the GPU waits for the host, one of milliseconds that the host is ahead. The profiler slows "
-    "the host, so without it a GPU idles less."
+    "A delay of a few us means that the GPU waits for the host, one of milliseconds that the host "
+    "is ahead. The profiler slows the host, so without it a GPU idles less."
 )
 ABOUT_OPERATORS = (
-    "The lower bound of a call is max(FLOPs / peak, bytes / bandwidth, time of a small operation). The largest of the three "
-    "binds it, and `% of ceiling` is how close the call comes. FLOPs and bytes follow from its shapes, with every tensor "
-    "moved once. Above 100 %, tensors came from a cache, or a product beat the one that set the ceiling."
+    "The lower bound of a call is max(FLOPs / peak, bytes / bandwidth, time of a small operation). "
+    "The largest of the three binds it, and `% of ceiling` is how close the call comes. FLOPs and "
+    "bytes follow from its shapes, with every tensor moved once. Above 100 %, tensors came from a "
+    "cache, or a product beat the one that set the ceiling."
 )
 ABOUT_TARGETS = (
-    "t is the time of the operators concerned and of the overhead at their calls: views and autograd nodes of that part, "
-    "and the time outside operators, each spread evenly over the calls that do work. f is the floor of the fused form: for "
-    "each of its calls max(FLOPs / peak, bytes / bandwidth) and the same overhead, or the time of a small operation if that "
-    "is more. With p = (t - f) / step, the step gets at most 1 / (1 - p) times as fast (Amdahl's law): a bound, not a "
-    "forecast. Bounds of targets that share operators do not multiply."
+    "t is the time of the operators concerned and of the overhead at their calls: views and "
+    "autograd nodes of that part, and the time outside operators, each spread evenly over the "
+    "calls that do work. f is the floor of the fused form: for each of its calls "
+    "max(FLOPs / peak, bytes / bandwidth) and the same overhead, or the time of a small operation "
+    "if that is more. With p = (t - f) / step, the step gets at most 1 / (1 - p) times as fast "
+    "(Amdahl's law): a bound, not a forecast. Bounds of targets that share operators do not "
+    "multiply."
 )
 CSV_COLUMNS = (
     "operator",
@@ -90,10 +93,8 @@ def by_limit(step: Step) -> list[list[Any]]:
         added[communication_or(row.name, LIMITS[row.bound])] += row.us
     if step.outside_us:
         added[IDLE if step.on_gpu else "outside operators (Python, dispatch)"] = step.outside_us
-    return [
-        [name, us, 100 * us / step.us]
-        for name, us in sorted(added.items(), key=lambda item: -item[1])
-    ]
+    longest = sorted(added.items(), key=lambda item: -item[1])
+    return [[name, us, 100 * us / step.us] for name, us in longest]
 
 
 def limits(profile: Profile) -> list[tuple[str, str]]:
@@ -104,96 +105,92 @@ def limits(profile: Profile) -> list[tuple[str, str]]:
     them.
     """
     run = profile["run"]
-    found = bandwidth.step_limits(profile)
+    shares = bandwidth.step_limits(profile)
     rows = bandwidth.from_profile(profile)[0]
     ceilings = run["ceilings"]
     peak = run_facts.peak_flops(run)
-    rate = tables.format_rate(run["flops_per_second"])
     seconds = run["step_ms"]["median"] / 1e3
-    mfu = (
-        f"MFU {found['MFU %']:.3g} % of {tables.format_rate(peak)} (data sheet)"
-        if peak
-        else "no MFU (peak not listed)"
-    )
-    gemm = f"; {found['% of measured GEMM']:.3g} % of the measured GEMM" if ceilings else ""
-    facts = [("step", tables.format_time(1e3 * seconds)), ("FLOPs", f"{rate}, {mfu}{gemm}")]
-    if moved := sum(row.bytes for row in rows):
+    work = f"{tables.format_rate(run['flops_per_second'])}, "
+    if peak:
+        work += f"MFU {shares['MFU %']:.3g} % of {tables.format_rate(peak)} (data sheet)"
+    else:
+        work += "no MFU (peak not listed)"
+    if ceilings:
+        work += f"; {shares['% of measured GEMM']:.3g} % of the measured GEMM"
+    facts = [("step", tables.format_time(1e3 * seconds)), ("FLOPs", work)]
+    moved = sum(row.bytes for row in rows)
+    if moved:
         facts += bandwidth.demand(sum(row.flops or 0 for row in rows), moved, seconds, ceilings)
-    if found["launches"]:
-        each = (
-            f" at {tables.format_time(1e3 * ceilings['operation_seconds'])} each: "
-            if ceilings
-            else ""
-        )
-        share = f"{found['launches, % of step']:.3g} % of the step" if ceilings else ""
-        facts.append(("launches", f"{found['launches']:,.0f}{each}{share}"))
-    if found["GPU idle %"] is not None:
-        facts.append(("GPU idle", f"{found['GPU idle %']:.3g} % of a profiled step"))
+    if shares["launches"]:
+        launches = f"{shares['launches']:,.0f}"
+        if ceilings:
+            time = tables.format_time(1e3 * ceilings["operation_seconds"])
+            launches += f" at {time} each: {shares['launches, % of step']:.3g} % of the step"
+        facts.append(("launches", launches))
+    if shares["GPU idle %"] is not None:
+        facts.append(("GPU idle", f"{shares['GPU idle %']:.3g} % of a profiled step"))
     return facts
 
 
-def report(step: Step, path: Path, prefix: str = "") -> Report:
-    """Time by span, longest operators and targets; it writes operator_timing.csv and
-    optimization_targets.json.
+def bottleneck_report(step: Step, path: Path, prefix: str = "") -> Report:
+    """Time by span, longest operators and targets of the profile at `path`; it writes
+    operator_timing.csv and optimization_targets.json.
     """
-    result = Report(f"Bottlenecks of tiny_llama_{step.profile['run']['version']}")
     profile = step.profile
-    ceilings = profile["run"]["ceilings"]
-    attention_only = profile["attention_only"]
-    result.text(
+    run = profile["run"]
+    report = Report(f"Bottlenecks of tiny_llama_{run['version']}")
+    report.text(
         f"{profile_summary.conditions(profile)}.",
-        f"Command `{profile['run']['command']}`, profile {path.name}.",
+        f"Command `{run['command']}`, profile {path.name}.",
     )
-    if attention_only:
-        result.text("Only attention was kept: shares are of attention, not of the step.")
+    if profile["attention_only"]:
+        report.text("Only attention was kept: shares are of attention, not of the step.")
+    ceilings = run["ceilings"]
     if ceilings:
         operation = tables.format_time(ceilings["operation_seconds"] * 1e3)
-        result.text(f"With {roofline.describe(ceilings)}; {operation} for a small operation.")
+        report.text(f"With {roofline.describe(ceilings)}; {operation} for a small operation.")
     else:
-        result.text(
-            "No measured ceilings, so nothing is classed or bounded: profile again with --measure-peak."
+        report.text(
+            "No measured ceilings, so nothing is classed or bounded: "
+            "profile again with --measure-peak."
         )
-    if not attention_only:
-        result.section("The step against its limits")
-        result.facts(limits(profile))
-    result.section("Time of attention" if attention_only else "Time of the step by span")
-    if not attention_only:
-        result.table(*profile_summary.span_rows(profile))
+    _add_spans(report, step)
+    _add_operators(report, step, prefix)
+    _add_targets(report, step, path, prefix)
+    return report
+
+
+def _add_spans(report: Report, step: Step) -> None:
+    """Adds the limits of the step, and its time by span and by limit."""
+    profile = step.profile
+    if profile["attention_only"]:
+        report.section("Time of attention")
+    else:
+        report.section("The step against its limits")
+        report.facts(limits(profile))
+        report.section("Time of the step by span")
+        report.table(*profile_summary.span_rows(profile))
     unit, factor = tables.time_unit(step.us / 1e3)
-    result.table(
-        ["limit", unit, "% of step"],
-        [[name, us / 1e3 * factor, share] for name, us, share in by_limit(step)],
-    )
-    result.text(ABOUT_SPANS)
-    if step.on_gpu:
-        busy = step.us - step.outside_us
-        result.text(
-            *overlap(
-                sum(kernel["device_us"] for kernel in profile["kernels"])
-                / profile["profiled_steps"],
-                busy,
-            )
-        )
-        if not attention_only:
-            share = 100 * busy / step.us
-            result.text(
-                f"{profile_summary.launches(profile)} The GPU is busy for {share:.0f} % of the step. {ABOUT_LAUNCHES}"
-            )
-    result.section("The operators that take longest")
-    result.text(ABOUT_OPERATORS)
+    rows = [[name, us / 1e3 * factor, share] for name, us, share in by_limit(step)]
+    report.table(["limit", unit, "% of step"], rows)
+    report.text(ABOUT_SPANS)
+    if not step.on_gpu:
+        return
+    busy = step.us - step.outside_us
+    kernels_us = sum(kernel["device_us"] for kernel in profile["kernels"])
+    report.text(*overlap(kernels_us / profile["profiled_steps"], busy))
+    if not profile["attention_only"]:
+        share = f"The GPU is busy for {100 * busy / step.us:.0f} % of the step."
+        report.text(f"{profile_summary.launches(profile)} {share} {ABOUT_LAUNCHES}")
+
+
+def _add_operators(report: Report, step: Step, prefix: str) -> None:
+    report.section("The operators that take longest")
+    report.text(ABOUT_OPERATORS)
     unit, factor = tables.time_unit(step.rows[0].us / 1e3)
-    header = [
-        "operator",
-        "span",
-        "phase",
-        "shapes",
-        "calls",
-        unit,
-        "% of step",
-        "bound by",
-        "% of ceiling",
-    ]
-    longest = [
+    header = ["operator", "span", "phase", "shapes", "calls", unit]
+    header += ["% of step", "bound by", "% of ceiling"]
+    rows = [
         [
             row.name.removeprefix("aten::"),
             row.span,
@@ -207,17 +204,22 @@ def report(step: Step, path: Path, prefix: str = "") -> Report:
         ]
         for row in step.rows[:TOP]
     ]
-    result.table(header, longest, least=["% of step", "calls", "shapes"])
+    report.table(header, rows, least=["% of step", "calls", "shapes"])
     timing = (
         [*row, 100 * row.us / step.us, row.rate(row.flops), row.rate(row.bytes)]
         for row in step.rows
     )
-    result.csv(f"{prefix}operator_timing", CSV_COLUMNS, timing)
-    result.section("Targets of optimization")
-    result.text(ABOUT_TARGETS)
+    report.csv(f"{prefix}operator_timing", CSV_COLUMNS, timing)
+
+
+def _add_targets(report: Report, step: Step, path: Path, prefix: str) -> None:
+    report.section("Targets of optimization")
+    report.text(ABOUT_TARGETS)
     ranked = targets(step)
     unit, factor = tables.time_unit(max((target["time_us"] for target in ranked), default=0) / 1e3)
-    shown = [
+    header = ["target", "calls", "fused", f"now t {unit}", f"floor f {unit}"]
+    header += ["share p %", "gain at most"]
+    rows = [
         [
             target["name"],
             target["calls"],
@@ -229,53 +231,40 @@ def report(step: Step, path: Path, prefix: str = "") -> Report:
         ]
         for target in ranked
     ]
-    result.table(
-        [
-            "target",
-            "calls",
-            "fused",
-            f"now t {unit}",
-            f"floor f {unit}",
-            "share p %",
-            "gain at most",
-        ],
-        shown,
-    )
-    result.facts(
+    report.table(header, rows)
+    report.facts(
         [(target["name"], f"{target['fused_form']}. {target['note']}".strip()) for target in ranked]
     )
-    result.json(
-        f"{prefix}optimization_targets",
-        {"schema": SCHEMA, "profile": str(path), "step_us": step.us, "targets": ranked},
-    )
-    return result
+    content = {"schema": SCHEMA, "profile": str(path), "step_us": step.us, "targets": ranked}
+    report.json(f"{prefix}optimization_targets", content)
 
 
-def find(profile_data: Path, version: str) -> tuple[Path, Step]:
-    """A profile of the version whose parts the targets are, and its mean step; a folder's newest;
-    errors as in `analyze`.
+def find_step(profile_data: Path, version: str) -> tuple[Path, Step]:
+    """A profile, or a folder's newest, and its mean step. UsageError: it is of another version
+    than that whose parts the targets are.
     """
     path = step_profile.find(profile_data)
-    step = read_step(path)
-    if (found := step.profile["run"]["version"]) != version:
+    step = mean_step(step_profile.read(path))
+    profiled = step.profile["run"]["version"]
+    if profiled != version:
         raise UsageError(
-            f"{path} is of {found}: the targets are parts of {version}, which others fuse"
+            f"{path} is of {profiled}: the targets are parts of {version}, which others fuse"
         )
     return path, step
 
 
-def analyze(profile_data: Path, output_report: Path, version: str) -> str:
-    """Writes the report on a profile, or on a folder's newest, and beside it the files of `report`;
-    returns the text for a terminal.
+def write_bottlenecks(profile_data: Path, output_report: Path, version: str) -> str:
+    """Writes the report on a profile, or on a folder's newest, and beside it the files of
+    `bottleneck_report`; returns the text for a terminal.
 
     The targets are the parts of `version`, of which the profile has to be. A bare name of a report
     goes into ./bottleneck_analysis/. The names of the other files begin with that of the report, if
     it is not DEFAULT.
     """
-    path, step = find(profile_data, version)
+    path, step = find_step(profile_data, version)
     if output_report.parent == Path("."):
         output_report = FOLDER / output_report
     prefix = "" if output_report.name == DEFAULT else f"{output_report.stem}_"
-    return report(step, path, prefix).publish_as(
+    return bottleneck_report(step, path, prefix).publish_as(
         output_report, ("md", "csv", "json"), "--output-report"
     )

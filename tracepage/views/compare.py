@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from tracepage import files
 from tracepage.errors import UsageError
+from tracepage.readers import load_kernels
 from tracepage.records import run_record, step_profile
 from tracepage.records.run_record import TimedRun
 from tracepage.show import run_facts, tables
@@ -118,7 +119,9 @@ def kernel_reduction(baseline: Path, fused: Path, top: int) -> Report:
     """Compares the launches of two runs; the report has tables (the `top` first names), and a CSV
     with all names.
     """
-    reduction = launch_changes.compare(baseline, fused)
+    reduction = launch_changes.compare_launches(
+        load_kernels.load(baseline), load_kernels.load(fused)
+    )
     report = Report("Kernel reduction")
     report.text(*reduction.conditions)
     launch_changes.add_section(report, reduction, "kernel_reduction", top)
@@ -255,7 +258,7 @@ def _differences(ours: Candidate, theirs: Candidate) -> list[str]:
 def add_spans(report: Report, runs: Runs) -> None:
     """Adds the time and the launches of each span of a profiled step."""
     before, after = (path for path, _ in runs.values())
-    reduction = launch_changes.compare(before, after)
+    reduction = launch_changes.compare_launches(load_kernels.load(before), load_kernels.load(after))
     spans = reduction.by("span").sort_values("us_before", ascending=False)
     rows = [
         [
@@ -294,7 +297,9 @@ def fusion_report(
         raise UsageError(
             f"--output {output}: name a .md file; the page is written beside it as .html"
         )
-    reduction = launch_changes.compare(_newest(baseline), _newest(fused))
+    reduction = launch_changes.compare_launches(
+        load_kernels.load(_newest(baseline)), load_kernels.load(_newest(fused))
+    )
     runs = {
         name: (path, step_profile.read(path)["run"])
         for name, path in zip(("baseline", "fused"), reduction.paths, strict=True)

@@ -110,4 +110,6 @@ def intensity(profile: FlopCounts) -> Report:
         )
     run = profile["run"]
     points = [roofline.Point(**work) for work in profile["work"]]
-    return roofline.report(points, run["ceilings"], f"{run['version']}, {run_facts.describe(run)}")
+    return roofline.roofline_report(
+        points, run["ceilings"], f"{run['version']}, {run_facts.describe(run)}"
+    )

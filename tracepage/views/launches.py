@@ -1,7 +1,7 @@
-"""Kernel launches in a table of kernels: their number, their times, how many are short, and how
-busy they keep the GPU.
+"""Kernel launches in a table of calls: their number, their times, how many are short, and how busy
+they keep the GPU.
 
-The table is the same for every profiler (`kernel_table`); `load_kernels` lists the files that it
+The table is the same for every profiler (`Source.table`); `load_kernels` lists the files that it
 can come from.
 """
 
@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from tracepage.files import writable_file, write_text
 from tracepage.readers import kernel_names, load_kernels
-from tracepage.readers.chrome_trace import CLOCK_ERROR_US, pauses
-from tracepage.readers.kernel_table import SERIALIZED_NOTE, Kernels
+from tracepage.readers.source import SERIALIZED_NOTE, Source
+from tracepage.readers.trace import CLOCK_ERROR_NS, pauses
 from tracepage.show import tables
 from tracepage.show.report import Report
 
@@ -19,62 +19,59 @@ import numpy
 import pandas
 
 IDLE = 50  # % of a step in which no kernel runs, from which launches limit it
-# a launch costs the host some us: the GPU may wait for the launch after a kernel that is shorter
-# than this
+# A launch costs the host some us: the GPU may wait for the launch after a kernel that is shorter
+# than this.
 SHORT_NS = 10_000
 
 
-def summary(kernels: Kernels) -> pandas.DataFrame:
+def summary(source: Source) -> pandas.DataFrame:
     """All calls of each kernel, the longest total first; `share` is of the time of all kernels, 0
     to 1.
     """
-    added = kernels.table.groupby(["name", "category"], sort=False, as_index=False)[
-        ["calls", "duration_ns"]
-    ].sum()
-    added = added.rename(columns={"duration_ns": "total_ns"}).sort_values(
-        "total_ns", ascending=False, kind="stable"
-    )
-    return added.assign(
-        mean_ns=added.total_ns / added.calls, share=added.total_ns / (added.total_ns.sum() or 1.0)
-    )
+    calls = source.table.groupby(["name", "category"], sort=False, as_index=False)
+    rows = calls[["calls", "duration_ns"]].sum().rename(columns={"duration_ns": "total_ns"})
+    rows = rows.sort_values("total_ns", ascending=False, kind="stable")
+    rows["mean_ns"] = rows.total_ns / rows.calls
+    rows["share"] = rows.total_ns / (rows.total_ns.sum() or 1.0)
+    return rows
 
 
 class Gaps(NamedTuple):
     """The window from the first start to the last end: window_ns = busy_ns + the sum of idle_ns."""
 
     window_ns: float
-    busy_ns: float  # at least one kernel runs
-    # each interval in which no kernel runs and which the clock can tell from none, in order
+    busy_ns: float  # At least one kernel runs.
+    # Each interval in which no kernel runs and which the clock can tell from none, in order.
     idle_ns: numpy.ndarray
 
 
-def gaps(kernels: Kernels) -> Gaps | None:
+def gaps(source: Source) -> Gaps | None:
     """Time between consecutive kernels; None without start times, or where counters were collected
     kernel by kernel.
 
     Kernels that overlap (on several queues, streams or devices in one file) count once: the busy
     time is the union of their intervals.
     """
-    table = kernels.table
-    if table.start_ns.isna().any() or SERIALIZED_NOTE in kernels.notes:
+    table = source.table
+    if table.start_ns.isna().any() or SERIALIZED_NOTE in source.notes:
         return None
     starts = table.start_ns.to_numpy()
-    ends = (table.start_ns + table.duration_ns).to_numpy()
+    ends = starts + table.duration_ns.to_numpy()
     between = pauses(starts, ends)
-    window = ends.max() - starts.min()
-    idle = between[between > 1e3 * CLOCK_ERROR_US]
-    return Gaps(float(window), float(window - idle.sum()), idle)
+    idle = between[between > CLOCK_ERROR_NS]
+    window = float(ends.max() - starts.min())
+    return Gaps(window, float(window - idle.sum()), idle)
 
 
-def idle_percent(kernels: Kernels) -> float | None:
+def idle_percent(source: Source) -> float | None:
     """The share of the time from the first kernel to the last in which none runs; None on a CPU, or
     where not known.
     """
-    found = None if kernels.are_operators else gaps(kernels)
-    return 100 * (1 - found.busy_ns / found.window_ns) if found and found.window_ns else None
+    idle = None if source.are_operators else gaps(source)
+    return 100 * (1 - idle.busy_ns / idle.window_ns) if idle and idle.window_ns else None
 
 
-def verdict(kernels: Kernels, idle: float | None, advice: str) -> str:
+def verdict(source: Source, idle: float | None, advice: str) -> str:
     """What limits a step, and the most that mending it gains (Amdahl's law).
 
     Args:
@@ -83,111 +80,112 @@ def verdict(kernels: Kernels, idle: float | None, advice: str) -> str:
     """
     if idle is not None and idle >= IDLE:
         most = f": at most {100 / (100 - idle):.1f} times as fast" if idle < 100 else ""
-        slowed = "It idles less without the profiler, which slows the host."
-        return f"Limited by launches: the GPU is idle for {idle:.0f} % of the step. {advice}{most}. {slowed}"
-    table = kernels.table
-    device, what = ("CPU", "operators") if kernels.are_operators else ("GPU", "kernels")
+        return (
+            f"Limited by launches: the GPU is idle for {idle:.0f} % of the step. {advice}{most}. "
+            "It idles less without the profiler, which slows the host."
+        )
+    table = source.table
     ns = table.duration_ns.groupby(table.name.map(kernel_names.kind)).sum()
-    share = 100 * ns.max() / (ns.sum() or 1)
-    busy = "" if idle is None else f"; the GPU is idle for {idle:.0f} % of the step"
+    longest = f"{100 * ns.max() / (ns.sum() or 1):.0f} %"
+    if source.are_operators:
+        limit = f"Limited by the CPU's work: {longest} of the operators' time is {ns.idxmax()}"
+    else:
+        limit = f"Limited by the GPU's work: {longest} of the kernels' time is {ns.idxmax()}"
     return (
-        f"Limited by the {device}'s work: {share:.0f} % of the {what}' time is {ns.idxmax()}{busy}."
+        f"{limit}." if idle is None else f"{limit}; the GPU is idle for {idle:.0f} % of the step."
     )
 
 
-def report(kernels: Kernels, top: int) -> Report:
+def launch_report(source: Source, top: int) -> Report:
     """Source, launches, busy share and short launches, and a table of the `top` kernels that take
     longest.
     """
-    what = "operator" if kernels.are_operators else "kernel"
-    table = kernels.table
-    rows = summary(kernels)
+    table = source.table
+    rows = summary(source)
     calls = int(table.calls.sum())
+    launches = f"{calls:,}"
+    if source.steps:
+        launches += f", {calls / source.steps:,.0f} a step (steps: {source.steps})"
     kinds = table.groupby("category", sort=False).calls.sum()
-    per_step = (
-        f", {calls / kernels.steps:,.0f} a step (steps: {kernels.steps})" if kernels.steps else ""
-    )
-    by_kind = (
-        "; " + ", ".join(f"{kind} {count:,}" for kind, count in kinds.items())
-        if len(kinds) > 1
-        else ""
-    )
-    result = Report("Kernel launches")
+    if len(kinds) > 1:
+        launches += f"; {', '.join(f'{kind} {count:,}' for kind, count in kinds.items())}"
     unknown = kernel_names.unknown(dict(zip(rows.name, rows.total_ns, strict=True)))
-    result.facts(
-        [
-            ("source", f"{kernels.source}, {kernels.path}"),
-            *(("note", note) for note in kernels.notes),
-            (
-                "operator calls" if kernels.are_operators else "launches",
-                f"{calls:,}{per_step}{by_kind}",
-            ),
-            ("total time", _time(table.duration_ns.sum())),
-            ("busy", _busy(gaps(kernels))),
-            (f"under {_time(SHORT_NS)}", _short(kernels)),
-            *([("of no known kind", unknown)] if unknown and not kernels.are_operators else []),
-        ]
-    )
-    title = f"{what.capitalize()}s that take longest, {min(top, len(rows))} of {len(rows)}"
-    result.table(*kernel_rows(rows, what), title, code=[what], top=top)
-    return result
+    facts = [
+        ("source", f"{source.kind}, {source.path}"),
+        *(("note", note) for note in source.notes),
+        ("operator calls" if source.are_operators else "launches", launches),
+        ("total time", _time(table.duration_ns.sum())),
+        ("busy", _busy(gaps(source))),
+        (f"under {_time(SHORT_NS)}", _short(table)),
+    ]
+    if unknown and not source.are_operators:
+        facts.append(("of no known kind", unknown))
+    report = Report("Kernel launches")
+    report.facts(facts)
+    label = "operator" if source.are_operators else "kernel"
+    title = f"{label.capitalize()}s that take longest, {min(top, len(rows))} of {len(rows)}"
+    report.table(*kernel_rows(rows, label), title, code=[label], top=top)
+    return report
 
 
-def kernel_rows(rows: pandas.DataFrame, what: str, steps: int = 1) -> tables.Table:
-    """Header and rows of a `summary` of kernels or operators (`what`); calls and total time are
+def kernel_rows(rows: pandas.DataFrame, label: str, steps: int = 1) -> tables.Table:
+    """Header and rows of a `summary` of kernels or operators (`label`); calls and total time are
     divided by `steps`.
     """
     totals = rows.total_ns / steps
-    (whole, per_whole), (single, per_single) = (
-        tables.time_unit(ns.max() / 1e6) for ns in (totals, rows.mean_ns)
-    )
-    names = map(kernel_names.short_name, rows.name)
+    whole, per_whole = tables.time_unit(totals.max() / 1e6)
+    single, per_single = tables.time_unit(rows.mean_ns.max() / 1e6)
     columns = (
-        names,
+        map(kernel_names.short_name, rows.name),
         rows.calls / steps,
         totals / 1e6 * per_whole,
         rows.mean_ns / 1e6 * per_single,
         100 * rows.share,
     )
-    return [what, "calls", f"total {whole}", f"mean {single}", "share %"], [
-        list(row) for row in zip(*columns, strict=True)
-    ]
+    header = [label, "calls", f"total {whole}", f"mean {single}", "share %"]
+    return header, [list(row) for row in zip(*columns, strict=True)]
 
 
 def _time(ns: float) -> str:
     return tables.format_time(ns / 1e6)
 
 
-def _busy(found: Gaps | None) -> str:
-    if found is None:
+def _busy(times: Gaps | None) -> str:
+    if times is None:
         return "left out: this source has no times of one launch after the other"
-    share = 100 * found.busy_ns / found.window_ns if found.window_ns else 100.0
-    line = f"{share:.1f} % of {_time(found.window_ns)} from the first start to the last end; gaps: {len(found.idle_ns):,}"
-    if len(found.idle_ns):
-        line += f", median {_time(float(numpy.median(found.idle_ns)))}, longest {_time(max(found.idle_ns))}"
+    share = 100 * times.busy_ns / times.window_ns if times.window_ns else 100.0
+    line = (
+        f"{share:.1f} % of {_time(times.window_ns)} "
+        f"from the first start to the last end; gaps: {len(times.idle_ns):,}"
+    )
+    if len(times.idle_ns):
+        median = _time(float(numpy.median(times.idle_ns)))
+        line += f", median {median}, longest {_time(max(times.idle_ns))}"
     return line
 
 
-def _short(kernels: Kernels) -> str:
+def _short(table: pandas.DataFrame) -> str:
     """Calls under SHORT_NS. Where a row holds many calls, their mean decides for all of them."""
-    table = kernels.table
     short = table[table.duration_ns < SHORT_NS * table.calls]
     count = int(short.calls.sum())
-    time = short.duration_ns.sum()
+    of_calls = 100 * count / table.calls.sum()
+    of_time = 100 * short.duration_ns.sum() / (table.duration_ns.sum() or 1)
     by_mean = "" if (table.calls == 1).all() else ", by the mean of each row"
-    shares = f"{100 * count / table.calls.sum():.1f} % of them, {100 * time / (table.duration_ns.sum() or 1):.1f} % of the time"
-    return f"{count:,}: {shares}{by_mean} (launch-bound candidates)"
+    return (
+        f"{count:,}: {of_calls:.1f} % of them, {of_time:.1f} % of the time{by_mean} "
+        "(launch-bound candidates)"
+    )
 
 
-def analyze(trace_file: Path, top: int, csv_out: Path | None) -> str:
+def write_launches(trace_file: Path, top: int, csv_out: Path | None) -> str:
     """The text for a terminal; writes every kernel into `csv_out`, with its full name and times in
     ns.
     """
-    kernels = load_kernels.load(trace_file)
+    source = load_kernels.load(trace_file)
     if csv_out:
-        writable_file(csv_out, "--csv-out", (kernels.path,))
-    text = report(kernels, top).terminal()
+        writable_file(csv_out, "--csv-out", (source.path,))
+    text = launch_report(source, top).terminal()
     if csv_out is None:
         return text
-    write_text(csv_out, summary(kernels).to_csv(index=False))
+    write_text(csv_out, summary(source).to_csv(index=False))
     return f"{text}\n\nwritten: {csv_out}"

@@ -7,7 +7,7 @@ allocator; on a CPU the total starts at zero.
 
 from collections import defaultdict
 
-from tracepage.readers.chrome_trace import Trace
+from tracepage.readers.trace import Trace
 from tracepage.show import plots, tables
 from tracepage.show.report import PAGE_INCHES, Report
 
@@ -76,9 +76,9 @@ def at_peak(trace: Trace) -> tuple[int, list[tuple[str, str, int]]]:
 def figure(trace: Trace) -> Figure:
     """Areas of the allocated MiB over time, stacked by the phase that allocated them."""
     events, steps, _ = _alive(trace)
-    begin = events.time_us.min()
-    unit, factor = tables.time_unit((events.time_us.max() - begin) / 1e3)
-    times = (events.time_us.to_numpy() - begin) / 1e3 * factor
+    begin = events.time_ns.min()
+    unit, factor = tables.time_unit((events.time_ns.max() - begin) / 1e6)
+    times = (events.time_ns.to_numpy() - begin) / 1e6 * factor
     totals = events.total_bytes
     bins = (times / (times[-1] or 1) * (POINTS - 1)).astype(int)
     kept = totals.reset_index(drop=True).groupby(bins).idxmax()
@@ -89,8 +89,8 @@ def figure(trace: Trace) -> Figure:
     axes.stackplot(
         times[kept], areas, labels=names, colors=[COLOURS[name] for name in names], step="post"
     )
-    for start in trace.steps.start_us:
-        axes.axvline((start - begin) / 1e3 * factor, color="0.3", linewidth=0.8, linestyle=":")
+    for start in trace.steps.start_ns:
+        axes.axvline((start - begin) / 1e6 * factor, color="0.3", linewidth=0.8, linestyle=":")
     axes.set(
         xlabel=f"{unit} since the first event (dotted: a step begins)",
         ylabel="allocated, MiB",

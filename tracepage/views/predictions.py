@@ -21,7 +21,7 @@ def predict(profile_data: Path, change: str, expected: float, version: str, path
     """Writes a guess, that the step gets `expected` times as fast, into `path`, in place of an
     earlier one of the same change.
     """
-    profile, step = bottlenecks.find(profile_data, version)
+    profile, step = bottlenecks.find_step(profile_data, version)
     found = {target["name"]: target for target in targets(step)}
     profiled = step.profile["run"]["date"]
     offered = [name for name, target in CHANGES.items() if target in found]

@@ -11,7 +11,7 @@ follow from the shapes of the operators (`operators.cost`), with every tensor mo
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tracepage.cost import operators
 from tracepage.errors import UsageError
@@ -23,23 +23,13 @@ from tracepage.show.report import PAGE_INCHES, Report
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-HEADER = [
-    "group",
-    "name",
-    "GFLOP",
-    "MB",
-    "FLOP/byte",
-    "ridge",
-    "side",
-    "ms",
-    "TFLOP/s",
-    "GB/s",
-    "% of bound",
-]
+HEADER = ["group", "name", "GFLOP", "MB", "FLOP/byte", "ridge", "side"]
+HEADER += ["ms", "TFLOP/s", "GB/s", "% of bound"]
 HOW_TO_READ = (
-    "FLOPs and bytes follow from the shapes, with every tensor moved once. `side` is the ceiling that binds at this intensity, "
-    "and `% of bound` the rate relative to it. Above 100 % data came from a cache, or the work ran in another precision than the "
-    "measured product; far below it, calls may be too small to fill the device. Cells are empty where a trace has no shapes."
+    "FLOPs and bytes follow from the shapes, with every tensor moved once. `side` is the ceiling "
+    "that binds at this intensity, and `% of bound` the rate relative to it. Above 100 % data came "
+    "from a cache, or the work ran in another precision than the measured product; far below it, "
+    "calls may be too small to fill the device. Cells are empty where a trace has no shapes."
 )
 
 
@@ -52,21 +42,21 @@ class Point(NamedTuple):
     flops: float | None
     bytes: float | None
     seconds: float
-    group: str = ""  # points of a group share a marker
+    group: str = ""  # A span or an operator of a mean step.
 
 
-def report(points: Sequence[Point], ceilings: Ceilings | None, conditions: str) -> Report:
+def roofline_report(points: Sequence[Point], ceilings: Ceilings | None, conditions: str) -> Report:
     """The intensity of a mean step by span and by operator (`from_profile`); it writes roofline.csv
     and roofline.png.
     """
-    result = Report("Computational intensity of a mean step")
-    result.text(f"{conditions}.", f"{describe(ceilings)}.")
-    result.figure(
+    report = Report("Computational intensity of a mean step")
+    report.text(f"{conditions}.", f"{describe(ceilings)}.")
+    report.figure(
         lambda: figure(points, ceilings, conditions), "roofline", "Roofline of a mean step"
     )
-    result.table(*table(points, ceilings), csv="roofline", least=["ridge", "MB"])
-    result.text(HOW_TO_READ)
-    return result
+    report.table(*table(points, ceilings), csv="roofline", least=["ridge", "MB"])
+    report.text(HOW_TO_READ)
+    return report
 
 
 def from_profile(profile: Profile, top: int = 10) -> list[Point]:
@@ -88,11 +78,11 @@ def from_profile(profile: Profile, top: int = 10) -> list[Point]:
 def _points(rows: dict[str, list[operators.OperatorCalls]], group: str) -> list[Point]:
     points = []
     for name, calls in rows.items():
-        flops: float | None = sum(row.calls * row.flops for row in calls if row.flops)
-        moved: float | None = sum(row.calls * row.bytes for row in calls if row.bytes)
+        _, seconds, flops, moved = operators.sums(calls)
         if any(row.flops is None for row in calls):
-            flops = moved = None
-        points.append(Point(name, flops, moved, sum(row.us for row in calls) / 1e6, group))
+            points.append(Point(name, None, None, seconds, group))
+        else:
+            points.append(Point(name, flops, moved, seconds, group))
     return sorted(points, key=lambda point: -point.seconds)
 
 
@@ -111,9 +101,8 @@ def ridge(ceilings: Ceilings) -> float:
 def describe(ceilings: Ceilings | None) -> str:
     """The ceilings, their origin, and the ridge point."""
     ceilings = measured(ceilings)
-    meet, bandwidth = map(
-        tables.format_number, (ridge(ceilings), ceilings["bytes_per_second"] / 1e9)
-    )
+    meet = tables.format_number(ridge(ceilings))
+    bandwidth = tables.format_number(ceilings["bytes_per_second"] / 1e9)
     peak = tables.format_rate(ceilings["flops_per_second"])
     work = f"{ceilings['precision']} {ceilings.get('work', 'GEMM')}"
     return f"measured ceilings: {work} {peak}, copy {bandwidth} GB/s; ridge point {meet} FLOP/byte"
@@ -127,27 +116,23 @@ def table(points: Sequence[Point], ceilings: Ceilings | None) -> tables.Table:
     """
     ceilings = measured(ceilings)
     meet = ridge(ceilings)
-    rows = []
+    rows: list[list[Any]] = []
     for point in points:
-        work: list[object] = [None] * 4
-        rates: list[object] = [None] * 3
+        work: list[Any] = [None, None, None]
+        side = None
+        rates: list[Any] = [None, None, None]
         if point.bytes and point.flops is not None:
             intensity = point.flops / point.bytes
-            work = [
-                point.flops / 1e9,
-                point.bytes / 1e6,
-                intensity,
-                "memory" if intensity < meet else "compute",
-            ]
+            work = [point.flops / 1e9, point.bytes / 1e6, intensity]
+            side = "memory" if intensity < meet else "compute"
             least = operators.least_seconds(point.flops, point.bytes, ceilings)
             rates = [
                 point.flops / point.seconds / 1e12,
                 point.bytes / point.seconds / 1e9,
                 100 * least / point.seconds,
             ]
-        rows.append(
-            [point.group or None, point.name, *work[:3], meet, work[3], 1e3 * point.seconds, *rates]
-        )
+        milliseconds = 1e3 * point.seconds
+        rows.append([point.group or None, point.name, *work, meet, side, milliseconds, *rates])
     return HEADER, rows
 
 
@@ -195,37 +180,28 @@ def figure(points: Sequence[Point], ceilings: Ceilings | None, title: str = "Roo
     whole: dict[str, float] = defaultdict(float)
     for point in points:
         whole[point.group] += point.seconds
-    drawn = [
-        point
-        for point in points
-        if point.flops and point.bytes and point.seconds >= 0.01 * whole[point.group]
-    ]
+    drawn = []
+    for point in points:
+        if point.flops and point.bytes and point.seconds >= 0.01 * whole[point.group]:
+            drawn.append((point, point.flops, point.bytes))
     result = plots.new(PAGE_INCHES, 4.6 + 0.2 * len(drawn))
     axes = result.add_subplot()
-    draw_roof(
-        axes,
-        ceilings,
-        [point.flops / point.bytes for point in drawn if point.flops and point.bytes],
-    )
-    for number, point in enumerate(drawn):
-        flops = point.flops or 0
-        moved = point.bytes or 1
-        achieved, possible = (
-            flops / 1e12 / s
-            for s in (point.seconds, operators.least_seconds(flops, moved, ceilings))
-        )
-        label = f"{point.group} {point.name}: {tables.format_number(100 * achieved / possible)} %".strip()
+    draw_roof(axes, ceilings, [flops / moved for _, flops, moved in drawn])
+    for number, (point, flops, moved) in enumerate(drawn):
+        achieved = flops / 1e12 / point.seconds
+        possible = flops / 1e12 / operators.least_seconds(flops, moved, ceilings)
+        share = tables.format_number(100 * achieved / possible)
+        style: dict[str, Any] = plots.style(number)
         axes.plot(
             flops / moved,
             achieved,
             markersize=8,
             linestyle="none",
-            label=label,
-            **plots.style(number),
-        )  # type: ignore[arg-type]
-    axes.set_title(
-        "\n".join([*textwrap.wrap(title, 70), *textwrap.wrap(describe(ceilings), 70)]), fontsize=8
-    )
+            label=f"{point.group} {point.name}: {share} %".strip(),
+            **style,
+        )
+    lines = [*textwrap.wrap(title, 70), *textwrap.wrap(describe(ceilings), 70)]
+    axes.set_title("\n".join(lines), fontsize=8)
     if drawn:
         result.legend(
             loc="outside lower center", fontsize=8, title="% of its bound", title_fontsize=8

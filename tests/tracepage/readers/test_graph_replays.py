@@ -73,21 +73,21 @@ def test_kernels_get_span_phase_and_operators(tmp_path, eager):
         "forward"
     }
     assert list(kernels.step) == [0, 0, 0, 1, 1, 1]
-    assert kernels.launch_delay_us.notna().sum() == 2, "one call launches all kernels of a graph"
+    assert kernels.launch_delay_ns.notna().sum() == 2, "one call launches all kernels of a graph"
     times = trace.operators[trace.operators.step == 1].set_index("name")
-    assert times.self_device_us.to_dict() == {
-        "aten::copy_": 1,
-        "aten::mul": 2,
-        "aten::matmul": 6,
-        "aten::mm": 4,
+    assert times.self_device_ns.to_dict() == {
+        "aten::copy_": 1000,
+        "aten::mul": 2000,
+        "aten::matmul": 6000,
+        "aten::mm": 4000,
     }
-    assert times.device_us.to_dict() == {
-        "aten::copy_": 1,
-        "aten::mul": 2,
-        "aten::matmul": 10,
-        "aten::mm": 4,
+    assert times.device_ns.to_dict() == {
+        "aten::copy_": 1000,
+        "aten::mul": 2000,
+        "aten::matmul": 10000,
+        "aten::mm": 4000,
     }
-    assert times.input_shapes["aten::mul"] == "[[4]]" and times.cpu_us["aten::mm"] == 0
+    assert times.input_shapes["aten::mul"] == "[[4]]" and times.cpu_ns["aten::mm"] == 0
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ def test_both_pages_of_ncu_give_the_same_launches_and_counters_in_base_units():
     )
     for found in (details, raw):
         assert ncu.CLOCK_NOTE in found.notes
-        assert found.source == "ncu" and list(found.table.name) == [
+        assert found.kind == "ncu" and list(found.table.name) == [
             FILL,
             "gemm_kernel",
             "gemm_kernel",

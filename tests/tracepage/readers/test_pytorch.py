@@ -13,7 +13,7 @@ import pytest
 
 def test_a_trace_gives_the_kernels_of_its_steps(tmp_path):
     found = load_kernels.load(write_gpu_trace(tmp_path / "trace.json"))
-    assert (found.source, found.steps) == ("pytorch-trace", 2)
+    assert (found.kind, found.steps) == ("pytorch-trace", 2)
     expected = [
         ("gemm", 0, 30e3),
         ("add", 30e3, 5e3),

@@ -13,7 +13,7 @@ from tests.kernel_files import (
     launch_rows,
     write_database,
 )
-from tracepage.readers import kernel_names, kernel_table, load_kernels
+from tracepage.readers import kernel_names, load_kernels, source
 from tracepage.views import launches
 
 import pytest
@@ -24,11 +24,11 @@ import pytest
 )
 def test_kernel_traces_of_any_release_give_the_same_launches(name):
     found = load_kernels.load(FIXTURES / name)
-    assert (found.source, launch_rows(found)) == ("rocprofv3-kernel-trace", LAUNCHES)
+    assert (found.kind, launch_rows(found)) == ("rocprofv3-kernel-trace", LAUNCHES)
     assert list(found.table.category) == ["kernel", "memcpy", "kernel"] and set(
         found.table.calls
     ) == {1}
-    assert list(found.table.columns) == list(kernel_table.COLUMNS) and found.counters.shape == (
+    assert list(found.table.columns) == list(source.CALL_COLUMNS) and found.counters.shape == (
         3,
         0,
     )
@@ -49,7 +49,7 @@ def test_a_database_of_rocpd_is_read_and_not_written_to(tmp_path):
     path.chmod(0o444)
     before = path.read_bytes()
     found = load_kernels.load(path)
-    assert (found.source, launch_rows(found)) == ("rocpd", LAUNCHES)
+    assert (found.kind, launch_rows(found)) == ("rocpd", LAUNCHES)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
@@ -59,7 +59,7 @@ def test_pmc_perf_has_a_row_per_dispatch_and_its_counters(tmp_path, name):
     (tmp_path / "pmc_perf.csv.gz").write_bytes(gzip.compress((FIXTURES / name).read_bytes()))
     found, unpacked = load_kernels.load(tmp_path), load_kernels.load(FIXTURES / name)
     assert found.table.equals(unpacked.table) and found.counters.equals(unpacked.counters)
-    assert found.source == "rocprof-compute"
+    assert found.kind == "rocprof-compute"
     assert list(found.table.duration_ns) == [4000, 13000] and list(found.table.start_ns) == [
         0,
         45000,

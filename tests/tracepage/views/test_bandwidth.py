@@ -53,7 +53,7 @@ def table(traffic: bandwidth.Traffic) -> list[dict]:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_requests_times_their_size_are_the_bytes_and_a_missing_counter_is_named(tmp_path, device):
-    traffic = bandwidth.read(write_pmc(tmp_path, DEVICES[device]))
+    traffic = bandwidth.load_traffic(write_pmc(tmp_path, DEVICES[device]))
     # there all that are not small have 64 bytes
     expected = MOVED if device != "gfx90a" else MOVED - 64 * READS[128]
     assert traffic.bytes_are == bandwidth.MEASURED
@@ -61,11 +61,11 @@ def test_requests_times_their_size_are_the_bytes_and_a_missing_counter_is_named(
     counter = next(name for name in DEVICES[device] if "WRREQ_64B" in name)
     left = {name: count for name, count in DEVICES[device].items() if name != counter}
     with pytest.raises(UsageError, match=rf"lacks {counter} \({device}\)"):
-        bandwidth.read(write_pmc(tmp_path, left))
+        bandwidth.load_traffic(write_pmc(tmp_path, left))
 
 
 def test_ncu_counts_memory_and_l2_and_launches_without_a_count_are_named():
-    traffic = bandwidth.read(FIXTURES / "ncu_raw.csv")  # its third launch has n/a
+    traffic = bandwidth.load_traffic(FIXTURES / "ncu_raw.csv")  # its third launch has n/a
     assert [(row.calls, row.bytes) for row in traffic.rows if row.name == "gemm_kernel"] == [
         (1, 1024.5e6)
     ]
@@ -89,7 +89,7 @@ def test_counted_flops_and_bytes_stand_under_the_measured_roof(execute, tmp_path
 
 
 def test_bytes_of_a_gpu_step_by_its_shapes():
-    traffic, profile = bandwidth.read(H100), read_json(H100)
+    traffic, profile = bandwidth.load_traffic(H100), read_json(H100)
     assert traffic.bytes_are == bandwidth.MINIMUM
     moved = sum(row.bytes * row.calls for row in operators.rows(profile) if row.bytes)
     assert sum(row.bytes for row in traffic.rows) == pytest.approx(moved)
@@ -106,24 +106,24 @@ def test_counters_come_before_shapes_unless_one_is_missing_and_the_profile_gives
 ):
     shutil.copy(H100, tmp_path / "profile_1.json")
     path = write_pmc(tmp_path, DEVICES["gfx942"])
-    traffic = bandwidth.read(tmp_path)
+    traffic = bandwidth.load_traffic(tmp_path)
     assert traffic.bytes_are == bandwidth.MEASURED and traffic.path == path
     assert (
         traffic.ceilings["bytes_per_second"]
         == read_json(H100)["run"]["ceilings"]["bytes_per_second"]
     )
     write_pmc(tmp_path, {"TCC_EA0_RDREQ_sum": 1})
-    traffic = bandwidth.read(tmp_path)
+    traffic = bandwidth.load_traffic(tmp_path)
     assert traffic.bytes_are == bandwidth.MINIMUM and traffic.path == tmp_path / "profile_1.json"
     assert any("lacks TCC_" in note for note in traffic.notes)
 
 
 def test_without_a_measured_bandwidth_there_are_no_percentages(tmp_path):
     path = write_pmc(tmp_path, DEVICES["gfx942"])
-    said = bandwidth.analyze(path, tmp_path / "out", draw_roofline=False)
+    said = bandwidth.write_bandwidth(path, tmp_path / "out", draw_roofline=False)
     assert "not measured, so no percentages" in said and "%" not in said.split("longest")[1]
     with pytest.raises(UsageError, match="--generate-roofline-plot needs for FLOPs"):
-        bandwidth.analyze(path, tmp_path / "more", draw_roofline=True)
+        bandwidth.write_bandwidth(path, tmp_path / "more", draw_roofline=True)
     assert not (tmp_path / "more").exists()
 
 

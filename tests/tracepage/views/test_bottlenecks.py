@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.conftest import ROOT, V1
 from tests.small_traces import BATCH, CEILINGS, CONFIG, LENGTH, event, rank_trace, write_profile
 from tracepage.errors import UsageError
+from tracepage.records import step_profile
 from tracepage.views import bandwidth, bottlenecks
 
 import pytest
@@ -21,7 +22,7 @@ TOKENS = BATCH * LENGTH
 def analyze(tmp_path, monkeypatch):
     """What the script does, in tmp_path; gives the printed text."""
     monkeypatch.chdir(tmp_path)
-    return lambda profile, report="bottlenecks_v1.md": bottlenecks.analyze(
+    return lambda profile, report="bottlenecks_v1.md": bottlenecks.write_bottlenecks(
         Path(profile), Path(report), "v1"
     )
 
@@ -32,6 +33,10 @@ def changed(profile):
     content = json.loads(profile.read_text())
     yield content
     profile.write_text(json.dumps(content))
+
+
+def read_step(path):
+    return bottlenecks.mean_step(step_profile.read(path))
 
 
 def by_name(step):
@@ -47,7 +52,7 @@ def test_operator_timing_adds_up_to_the_step_and_targets_are_bounded_by_amdahls_
     analyze(cpu_profile)
     with (tmp_path / "bottleneck_analysis/operator_timing.csv").open() as file:
         rows = list(csv.DictReader(file))
-    step = bottlenecks.read_step(cpu_profile)
+    step = read_step(cpu_profile)
     assert sum(float(row["us_per_step"]) for row in rows) + step.outside_us == pytest.approx(
         step.us
     )
@@ -88,7 +93,7 @@ def test_operator_timing_adds_up_to_the_step_and_targets_are_bounded_by_amdahls_
 
 
 def test_the_overhead_at_the_calls_is_that_of_the_step(cpu_profile):
-    step = bottlenecks.read_step(cpu_profile)
+    step = read_step(cpu_profile)
     working = [row for row in step.rows if row.works]  # the overhead of the others is theirs
     spans = {row.span for row in working}
     elsewhere = sum(row.us for row in step.rows if row.span not in spans)
@@ -98,7 +103,7 @@ def test_the_overhead_at_the_calls_is_that_of_the_step(cpu_profile):
 
 
 def test_targets_concern_the_calls_that_the_model_makes(cpu_profile):
-    step, layers = bottlenecks.read_step(cpu_profile), CONFIG.num_layers
+    step, layers = read_step(cpu_profile), CONFIG.num_layers
     found, mlp = by_name(step), [row for row in step.rows if row.works and row.span == "mlp"]
     assert (found["QKV fusion"]["calls"], found["QKV fusion"]["fused_calls"]) == (
         9 * layers,
@@ -135,7 +140,7 @@ def test_the_fused_forms_move_and_compute_what_they_must(cpu_trace, tmp_path):
             "operation_seconds": 0.0,
         } | ceiling
         write_profile(tmp_path / "profile_1.json", cpu_trace, ceilings=CEILINGS | alone)
-        found = by_name(step := bottlenecks.read_step(tmp_path / "profile_1.json"))
+        found = by_name(step := read_step(tmp_path / "profile_1.json"))
         floors[what] = {
             name: target["floor_us"]
             for name, target in found.items()
@@ -184,7 +189,7 @@ def test_a_profile_of_attention_alone_gives_shares_of_attention(analyze, cpu_tra
     write_profile(tmp_path / "profile_1.json", cpu_trace, attention_only=True)
     text = analyze("profile_1.json")
     assert "shares are of attention" in text and "outside operators (Python" not in text
-    step = bottlenecks.read_step(tmp_path / "profile_1.json")
+    step = read_step(tmp_path / "profile_1.json")
     assert {row.span for row in step.rows} == {"attention"} and sum(
         row.us for row in step.rows
     ) == step.us
@@ -197,7 +202,7 @@ def test_a_profile_of_attention_alone_gives_shares_of_attention(analyze, cpu_tra
 
 
 def test_on_a_gpu_time_is_the_kernels_and_the_rest_is_idle(gpu_profile):
-    step = bottlenecks.read_step(gpu_profile)
+    step = read_step(gpu_profile)
     assert step.us == (125 + 60) / 2 and step.outside_us == step.us - 159 / 2
     assert [
         "GPU idle",
@@ -218,7 +223,7 @@ def test_on_a_gpu_time_is_the_kernels_and_the_rest_is_idle(gpu_profile):
 
     with changed(gpu_profile) as content:
         content["device_busy_us"] = 2 * sum(content["step_us"])
-    step = bottlenecks.read_step(gpu_profile)
+    step = read_step(gpu_profile)
     assert step.outside_us == 0 and "launch overhead" not in by_name(step)
 
 
@@ -231,7 +236,7 @@ def test_collectives_are_a_limit_and_no_target_and_kernels_that_overlap_are_said
     write_profile(
         tmp_path / "profile_1.json", tmp_path / "trace_1.json", device__name="NVIDIA H100 80GB HBM3"
     )
-    step = bottlenecks.read_step(tmp_path / "profile_1.json")
+    step = read_step(tmp_path / "profile_1.json")
     assert ["communication", 80, 40] in bottlenecks.by_limit(step)
     assert not any(
         "record_param_comms" in target["operators"] for target in bottlenecks.targets(step)

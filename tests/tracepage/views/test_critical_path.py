@@ -11,19 +11,16 @@ import pytest
 
 def measured(*kernels: tuple[int, float, float]) -> pandas.DataFrame:
     """A step of kernels with these streams, starts and ends."""
-    rows = [(stream, 1000 + start, end - start) for stream, start, end in kernels]
+    rows = [(stream, 1000 * (1000 + start), 1000 * (end - start)) for stream, start, end in kernels]
     return critical_path.measure(
-        pandas.DataFrame(rows, columns=["stream", "start_us", "duration_us"])
+        pandas.DataFrame(rows, columns=["stream", "start_ns", "duration_ns"])
     )
 
 
 def path(kernels: pandas.DataFrame) -> list[tuple[float, float, float]]:
-    """Start, own time and gap of each kernel on the path."""
-    return list(
-        kernels.loc[kernels.on_path, ["start_us", "path_us", "gap_us"]].itertuples(
-            index=False, name=None
-        )
-    )
+    """Start, own time and gap in us of each kernel on the path."""
+    times = kernels.loc[kernels.on_path, ["start_ns", "path_ns", "gap_ns"]] / 1e3
+    return list(times.itertuples(index=False, name=None))
 
 
 @pytest.fixture(params=[False, True], ids=["eager", "captured"])
@@ -82,16 +79,16 @@ def test_on_one_stream_every_kernel_is_on_the_path(kernels):
     numbers = critical_path.summary(step)
     window = numbers["from the first start to the last end, us"]
     assert (
-        step.path_us.sum() + step.gap_us.sum()
+        (step.path_ns.sum() + step.gap_ns.sum()) / 1e3
         == pytest.approx(window)
         == kernels[-1][2] - kernels[0][1]
     )
-    assert step.gap_us.sum() == pytest.approx(numbers["no kernel runs, us"])
+    assert step.gap_ns.sum() / 1e3 == pytest.approx(numbers["no kernel runs, us"])
 
 
 def test_the_step_is_the_median_one(tmp_path):
     profile = branched_traces.write(tmp_path, scales=(1.0, 4.0, 2.0))
-    assert critical_path.step(loaded(profile)[1]).end_us.max() == pytest.approx(86)
+    assert critical_path.step(loaded(profile)[1]).end_ns.max() == 86_000
 
 
 def test_times_are_of_all_launches_of_a_kernel_those_on_the_path_first(profile):
@@ -114,12 +111,14 @@ def test_times_are_of_all_launches_of_a_kernel_those_on_the_path_first(profile):
         0,
     )
     assert (adamw["on path"], adamw["gaps us"]) == (1, 3)
-    step.loc[step.name == "_swiglu", "duration_us"] = 50.0
+    step.loc[step.name == "_swiglu", "duration_ns"] = 50_000
     assert [row[0] for row in critical_path.kernel_table(step)[1][2:4]] == ["_adamw", "_swiglu"]
 
 
 def test_a_profile_of_a_cpu_shows_its_operators(cpu_profile):
-    text = critical_path.report(cpu_profile, step_profile.read(cpu_profile)).terminal()
+    text = critical_path.critical_path_report(
+        cpu_profile, step_profile.read(cpu_profile)
+    ).terminal()
     assert (
         "No kernel of a GPU ran in this profile, so it has no critical path." in text
         and "aten::mm" in text

@@ -11,9 +11,10 @@ from tests.kernel_files import FIXTURES
 from tests.small_traces import gpu_trace, write_profile
 from tracepage.errors import UsageError
 from tracepage.files import write_json
+from tracepage.readers import load_kernels
 from tracepage.readers.kernel_names import short_name
 from tracepage.records import step_profile
-from tracepage.views.launch_changes import TOTALS, UNKNOWN, compare
+from tracepage.views.launch_changes import TOTALS, UNKNOWN, compare_launches
 
 import pytest
 
@@ -21,6 +22,10 @@ V2 = ROOT / "version2_pytorch_fused"
 SCRIPT = V2 / "analyze_kernel_reduction.py"
 H100 = ROOT / "results" / "h100" / "v1_tiny_profile.json.gz"
 FMHA = "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float, cutlass::arch::Sm80>::Params)"
+
+
+def compare(before, after):
+    return compare_launches(load_kernels.load(before), load_kernels.load(after))
 
 
 def calls(found, label="name"):
@@ -79,7 +84,7 @@ def test_what_was_taken_out_is_gone_what_was_put_in_is_new_and_kinds_and_spans_t
     }
     assert short_name(names.name.iloc[0]) == masks, "the largest change in calls comes first"
     assert list(names.us_after[names.name == FMHA]) == [pytest.approx(40)]
-    assert found.what == "kernels per step" and list(
+    assert f"{found.counted} {found.extent}" == "kernels per step" and list(
         found.launches[["calls_before", "calls_after"]].sum()
     ) == [569, 557]
     for rows in (found.by("span"), found.by("kind"), names):
@@ -146,7 +151,9 @@ def test_sources_without_steps_give_totals_and_say_so(tmp_path):
     stats = '"Name","Calls","TotalDurationNs"\n"void scale<float>(float*, float, int)",1,5000\n'
     (tmp_path / "out_kernel_stats.csv").write_text(stats)
     found = compare(FIXTURES / "new_kernel_trace.csv", tmp_path / "out_kernel_stats.csv")
-    assert found.what == "kernels in the whole file" and TOTALS in found.notes
+    assert (
+        f"{found.counted} {found.extent}" == "kernels in the whole file" and TOTALS in found.notes
+    )
     assert calls(found) == {
         "void scale<float>(float*, float, int)": (2, 1),
         "__amd_rocclr_copyBuffer": (1, 0),

@@ -4,6 +4,7 @@ from tests.conftest import V1
 from tests.small_traces import write_profile
 from tracepage.cost import optimization_targets
 from tracepage.files import read, read_json, write_json
+from tracepage.records import step_profile
 from tracepage.records.study_files import Predictions
 
 import pytest
@@ -38,7 +39,9 @@ def faster(cpu_profile, cpu_trace, tmp_path):
 
 
 def test_a_guess_is_written_beside_the_bound_that_the_report_has(execute, cpu_profile, tmp_path):
-    targets = optimization_targets.targets(optimization_targets.read_step(cpu_profile))
+    targets = optimization_targets.targets(
+        optimization_targets.mean_step(step_profile.read(cpu_profile))
+    )
     bounds = {target["name"]: target["bound"] for target in targets}
     for change, guess in (("torch-compile", 1.3), ("use-amp", 2), ("torch-compile", 1.2)):
         shown = execute(SCRIPT, cpu_profile, "--change", change, "--expect", guess).out

@@ -26,7 +26,7 @@ def table(markdown: str, title: str) -> list[list[str]]:
 
 
 def markdown(path) -> str:
-    return profile_summary.report([path]).markdown()
+    return profile_summary.summary_report([path]).markdown()
 
 
 def sections(report) -> list[str]:

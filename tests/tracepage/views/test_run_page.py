@@ -8,13 +8,16 @@ from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES
 from tests.small_traces import gpu_trace, write_profile
 from tracepage.errors import UsageError
-from tracepage.page import report as build
 from tracepage.readers import chrome_trace
-from tracepage.views import timeline
+from tracepage.views import run_page, timeline
 
 import pytest
 
 H200 = ROOT / "results" / "h200"
+
+
+def build(*paths):
+    return run_page.make_page([run_page.load_page_source(path) for path in paths])
 
 
 def titles(report) -> list[str]:
@@ -116,10 +119,10 @@ def test_parallel_kernels_add_up_to_more_than_the_step_and_the_page_says_so():
         {row[0]: row[1:] for row in step.items[0].content.rows},
         chrome_trace.load(H200 / "traces/v4_small.json.gz"),
     )
-    us, steps = sum(trace.step_us()), len(trace.steps)
+    us, steps = sum(trace.step_ns()) / 1e3, len(trace.steps)
     idle, kernels = (
-        us - trace.device_busy_us(),
-        trace.kernels.duration_us[trace.kernels.step >= 0].sum(),
+        us - trace.device_busy_ns() / 1e3,
+        trace.kernels.duration_ns[trace.kernels.step >= 0].sum() / 1e3,
     )
     assert rows["GPU idle"] == pytest.approx([idle / 1e3 / steps, 100 * idle / us])
     assert sum(ms for ms, _ in rows.values()) == pytest.approx((kernels + idle) / 1e3 / steps)

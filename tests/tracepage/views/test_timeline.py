@@ -3,8 +3,9 @@ program may hold.
 """
 
 import json
+from pathlib import Path
 
-from tracepage.readers import chrome_trace
+from tracepage.readers import chrome_trace, load_kernels
 from tracepage.views import timeline
 
 
@@ -33,7 +34,7 @@ def events(found: dict, track: str) -> list[tuple]:
 
 
 def test_kernels_have_their_stream_span_and_delay(gpu_profile):
-    found = timeline.of_trace(chrome_trace.load(gpu_profile.with_name("trace_2.json")))
+    found = timeline.draw_trace(chrome_trace.load(gpu_profile.with_name("trace_2.json")))
     assert [track["name"] for track in found["tracks"]] == [
         "host, thread 1",
         "host, thread 2 (backward)",
@@ -60,7 +61,7 @@ def test_kernels_have_their_stream_span_and_delay(gpu_profile):
 def test_the_longest_events_and_all_kernels_are_kept(monkeypatch, gpu_profile):
     monkeypatch.setattr(timeline, "EVENTS", 8)
     trace = chrome_trace.load(gpu_profile.with_name("trace_2.json"))
-    found = timeline.of_trace(trace)
+    found = timeline.draw_trace(trace)
     names = [found["names"][name] for track in found["tracks"] for name in track["events"][2::6]]
     assert (
         len(names) == 8
@@ -69,7 +70,7 @@ def test_the_longest_events_and_all_kernels_are_kept(monkeypatch, gpu_profile):
         and found["left_out"] == 24 + 6 - 8
     )
     monkeypatch.setattr(timeline, "EVENTS", 6)
-    assert [track["name"] for track in timeline.of_trace(trace)["tracks"]] == [
+    assert [track["name"] for track in timeline.draw_trace(trace)["tracks"]] == [
         "GPU, stream 7",
         "GPU, stream 8",
     ]
@@ -77,11 +78,15 @@ def test_the_longest_events_and_all_kernels_are_kept(monkeypatch, gpu_profile):
 
 def test_a_cpu_has_self_times(cpu_trace):
     trace = chrome_trace.load(cpu_trace)
-    found = timeline.of_trace(trace)
+    found = timeline.draw_trace(trace)
     [track] = found["tracks"]
     assert len(track["events"]) == 6 * sum(event.kind != "memory" for event in trace.host)
     outer = next(row for row in events(found, track["name"]) if row[2] == "aten::linear")
     assert 0 <= outer[4] < outer[1] and {"attention", "mlp", "optimizer"} <= set(found["groups"])
+
+
+def drawn(path: Path) -> dict:
+    return timeline.draw_events(load_kernels.load(path, any_trace=True))
 
 
 def test_a_trace_of_another_program(tmp_path):
@@ -108,7 +113,7 @@ def test_a_trace_of_another_program(tmp_path):
         {"ph": "s", "name": "arrow", "ts": 21, **place},
     ]
     (tmp_path / "other.json").write_text(json.dumps({"traceEvents": content}))
-    found = events(timeline.of_events(tmp_path / "other.json")[0], "server, main")
+    found = events(drawn(tmp_path / "other.json"), "server, main")
     assert [row[:4] for row in found] == [
         (0, 10, "request", "event"),
         (2, 3, "parse", "text"),
@@ -117,6 +122,5 @@ def test_a_trace_of_another_program(tmp_path):
         {**content[4], field: value} for field, value in (("dur", []), ("ts", "soon"), ("dur", -1))
     ]
     (tmp_path / "other.json").write_text(json.dumps({"traceEvents": [*content[1:5], *wrong]}))
-    assert timeline.of_events(tmp_path / "other.json")[2] == 4, (
-        "three damaged events, and one without an end"
-    )
+    [note] = load_kernels.load(tmp_path / "other.json", any_trace=True).notes
+    assert note.startswith("Left out: 4 events "), "three damaged events, and one without an end"
