@@ -57,8 +57,10 @@ def plan(arguments: Namespace, known: dict[str, Model]) -> tuple[list[Model], li
             raise UsageError(f"{flag}: there is no {unknown[0]!r}; there are {', '.join(valid)}")
     models = [known[name] for name in dict.fromkeys(arguments.models)]
     device = devices.select(arguments.device)
-    if "energy" in arguments.metrics and devices.describe(device)["kind"] != "cuda":
-        raise UsageError("--metrics energy: only an NVIDIA GPU counts its energy")
+    if "energy" in arguments.metrics:
+        if devices.describe(device)["kind"] != "cuda":
+            raise UsageError("--metrics energy: only an NVIDIA GPU counts its energy")
+        nvml.joules()  # Refuses before any work where the binding or the counter is missing.
     for model in models:
         if model.captured:
             capture.check_supported(device)
