@@ -7,17 +7,16 @@ from pathlib import Path
 
 from common import ROOT
 from documents import rows
-from studies import benchmark_report
 from tracepage import files
 from tracepage.records.study_files import Ablation, Benchmark, KernelBenchmark
 from tracepage.show import tables
 from tracepage.show.report import Report
-from tracepage.views import ablation_effects, kernel_benchmark
+from tracepage.views import benchmark_suite, fusion_ablation, kernel_benchmark
 
 RENDERERS: dict[str, Callable[[Path], Report]] = {
-    files.schema_of(Ablation): ablation_effects.analyze,
-    files.schema_of(Benchmark): benchmark_report.analyze,
-    files.schema_of(KernelBenchmark): kernel_benchmark.analyze,
+    files.schema_of(Ablation): fusion_ablation.render_ablation,
+    files.schema_of(Benchmark): benchmark_suite.render_benchmark,
+    files.schema_of(KernelBenchmark): kernel_benchmark.render_kernel_benchmark,
 }
 
 

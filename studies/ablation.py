@@ -37,7 +37,7 @@ from tracepage.errors import UsageError
 from tracepage.readers import kernel_table, load_kernels
 from tracepage.records.study_files import Ablation
 from tracepage.terminal import progress
-from tracepage.views.ablation_effects import FUSIONS
+from tracepage.views.fusion_ablation import FUSIONS
 
 import torch
 from torch import Tensor
