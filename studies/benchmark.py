@@ -231,7 +231,7 @@ def speed(model: Model, options: Options, count: int, energy: bool = False) -> T
     devices.synchronize(device)
     devices.reset_peak_memory(device)
     times = benchmark(step, device, warmup=1, iterations=count)
-    result = {"step_ms": summarize(times)}
+    result: dict[str, Any] = {"step_ms": summarize(times)}
     result |= devices.peak_memory(device, prepared.graph_peak_bytes)
     no_kernels = getattr(prepared.model, "switches", {}).get("no-kernels")
     if no_kernels:

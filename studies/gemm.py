@@ -132,9 +132,9 @@ def time_product(product: Product, precision: Precision) -> list[float]:
     batch, m, n, k, layout = product.shape
 
     def operand(rows: int, columns: int, transposed: bool) -> torch.Tensor:
-        shape = (columns, rows) if transposed else (rows, columns)
+        shape = [columns, rows] if transposed else [rows, columns]
         if batch > 1:
-            shape = (batch, *shape)
+            shape.insert(0, batch)
         stored = torch.randn(shape, device=precision.device, dtype=precision.dtype)
         return stored.mT if transposed else stored
 

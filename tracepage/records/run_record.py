@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from tracepage import files
 from tracepage.errors import UsageError
 from tracepage.files import Amount, Number, PositiveAmount
-from tracepage.records.fields import Ceilings, Header, Model, PeakMemory, Precision, Summary
+from tracepage.records.fields import Ceilings, Header, Model, NumberFormat, PeakMemory, Summary
 
 from pydantic import AfterValidator, NonNegativeInt, PositiveInt
 from typing_extensions import NotRequired, TypedDict, TypeIs
@@ -42,7 +42,7 @@ def _agrees(steps: TimedSteps) -> TimedSteps:
     return steps
 
 
-class Loss(TypedDict):
+class Losses(TypedDict):
     uniform: Amount  # nats, of a guess among all tokens
     all: list[Number]  # nats, of each step
     # how many of them, the last ones, are the first process's: another had ended
@@ -72,7 +72,7 @@ class Training(TypedDict):
     parallel: NotRequired[str | None]  # how several processes trained together
 
 
-class Run(Header):
+class AnyRun(Header):
     """What the record of every run holds."""
 
     schema: Literal["tiny-llama-run/1"]
@@ -81,26 +81,26 @@ class Run(Header):
     model: Model
     training: Training
     settings: NotRequired[dict[str, Any]]  # the switches of the version
-    precision: Precision
+    precision: NumberFormat
     data: dict[str, Any]  # name, tokens, sha256, and entropy_floor in nats where it is known
     parameters: PositiveInt
     flops_per_step: dict[Literal["forward", "backward", "total"], PositiveInt]
     ceilings: Ceilings | None
     phases_ms: NotRequired[dict[str, Summary]]
     memory: PeakMemory
-    loss: Loss
+    loss: Losses
     held_out: NotRequired[HeldOut]  # with --eval-steps
     # of every process: forward_ms without waiting, step_ms (median), peak_mib
     ranks: NotRequired[dict[str, list[Amount]]]
 
 
-class RunRecord(Run):
+class RunRecord(AnyRun):
     """A run of any length, even one that failed in its first step."""
 
     step_ms: Steps
 
 
-class TimedRun(Run):
+class TimedRun(AnyRun):
     """A run that finished at least one step."""
 
     step_ms: Annotated[TimedSteps, AfterValidator(_agrees)]
@@ -141,12 +141,12 @@ def finished(run: RunRecord | TimedRun) -> TypeIs[TimedRun]:
     return bool(run["step_ms"]["all"])
 
 
-def processes(run: Run) -> int:
+def processes(run: AnyRun) -> int:
     """How many processes trained together."""
     return run["training"].get("world_size", 1)
 
 
-def identity(run: Run) -> dict[str, Any]:
+def identity(run: AnyRun) -> dict[str, Any]:
     """The conditions that two runs must share for their step times to be compared, by name."""
     device = {key: run["device"].get(key) for key in ("kind", "name", "threads", "multiprocessors")}
     named = {
@@ -171,14 +171,14 @@ def unusable(path: Path, run: RunRecord | TimedRun) -> list[str]:
     return []
 
 
-def conditions(run: Run) -> dict[str, Any]:
+def conditions(run: AnyRun) -> dict[str, Any]:
     """The conditions that a step's time depends on, besides the code."""
     return {"batch size": run["training"]["batch_size"]} | {
         k: v for k, v in identity(run).items() if k != "version"
     }
 
 
-def training_inputs(run: Run) -> dict[str, Any]:
+def training_inputs(run: AnyRun) -> dict[str, Any]:
     """The inputs that a loss curve depends on besides the code, if the conditions above are equal."""
     training = {key.replace("_", " "): run["training"][key] for key in ("seed", "learning_rate")}
     training |= {"first step": run["training"].get("first_step", 1)}

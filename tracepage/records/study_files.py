@@ -16,7 +16,7 @@ from tracepage.records.fields import (
     Compute,
     Header,
     Model,
-    Precision,
+    NumberFormat,
     StudyHeader,
     Summary,
     Timed,
@@ -28,7 +28,7 @@ from typing_extensions import NotRequired, TypedDict
 
 Metric = Literal["throughput", "memory", "accuracy", "energy"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
-Sizes = Annotated[list[PositiveInt], Field(min_length=1)]
+PositiveInts = Annotated[list[PositiveInt], Field(min_length=1)]
 Names = Annotated[list[str], Field(min_length=1)]
 
 
@@ -60,8 +60,8 @@ class Benchmark(StudyHeader):
     precision: Compute
     models: Names
     metrics: Annotated[list[Metric], Field(min_length=1)]
-    batch_sizes: Sizes
-    sequence_lengths: Sizes
+    batch_sizes: PositiveInts
+    sequence_lengths: PositiveInts
     steps: PositiveInt
     repeats: PositiveInt
     cells: list[BenchmarkCell]  # one for each model and shape, the smallest shape first
@@ -135,7 +135,7 @@ class KernelBenchmark(Header):
     """Each operation and shape has a row of kernel and one of eager."""
 
     schema: Literal["tiny-llama-kernel-benchmark/1"]
-    precision: Precision
+    precision: NumberFormat
     ceilings: Ceilings
     rows: list[TimedKernel]
 
@@ -170,7 +170,7 @@ class Decoding(Header):
     ceilings: Ceilings | None
 
 
-class Work(TypedDict):
+class CountedWork(TypedDict):
     """A span or an operator in a mean step under the profiler (`roofline.Point`); None where it is
     not known.
     """
@@ -191,7 +191,7 @@ class FlopCounts(TypedDict):
     # forward FLOPs: needed, and executed by code that masks
     parts: dict[Literal["causal", "full"], dict[str, PositiveInt]]
     run: TimedRun
-    work: NotRequired[list[Work]]
+    work: NotRequired[list[CountedWork]]
 
 
 class Prediction(TypedDict):

@@ -105,9 +105,11 @@ def add_tables(report: Report, measured: Benchmark, rows: Rows) -> None:
     heads = [*SHAPE.values()]
     if "throughput" in metrics:
         report.section(f"Throughput (and speed-up against {first})", "throughput")
-        columns = ("ms", "spread", "processes", "tokens_per_second", "speedup")
         header = ["ms/step", "p20 to p80", "ms/step of each process", "tokens/s", "speed-up"]
-        report.table(heads + header, table_rows(rows, *columns))
+        report.table(
+            heads + header,
+            table_rows(rows, "ms", "spread", "processes", "tokens_per_second", "speedup"),
+        )
         noise = {
             place(row).replace(",", ""): row | {"median": row["ms"]}
             for row in rows.values()

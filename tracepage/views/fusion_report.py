@@ -70,7 +70,7 @@ def _write(report: Report, output: Path) -> str:
 
 def _newest(places: Sequence[Path]) -> Path:
     """The newest profile among files and folders; the names of profiles begin with their time."""
-    profiles = []
+    profiles: list[Path] = []
     for place in places:
         profiles += [place] if place.is_file() else place.rglob("profile_*.json")
     if not profiles:

@@ -5,7 +5,7 @@ reserved and not allocated is free, in pieces that a later request may not fit.
 """
 
 from tracepage.cost import flops, footprint
-from tracepage.records.run_record import Run
+from tracepage.records.run_record import AnyRun
 from tracepage.records.step_profile import Profile
 from tracepage.show.report import Report
 from tracepage.show.tables import format_number
@@ -17,7 +17,7 @@ ABOUT_SAVINGS = (
 )
 
 
-def reserved(run: Run) -> str:
+def reserved(run: AnyRun) -> str:
     """What the allocator reserved, and how much of it was not allocated."""
     memory = run["memory"]
     if memory["kind"] != "GPU allocator":
