@@ -4,7 +4,7 @@ import html
 import io
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tracepage.files import write_bytes
 
@@ -24,7 +24,7 @@ LINES = (BLACK, BLUE, SKY, VERMILION, GREEN, ORANGE, PURPLE)
 MARKERS = "osD^v<>"
 
 
-def style(number: int) -> dict[str, str]:
+def style(number: int) -> dict[str, Any]:
     """Colour and marker of a figure's line by its number; 49 lines can be told apart."""
     return {"color": LINES[number % 7], "marker": MARKERS[(number + number // 7) % 7]}
 
