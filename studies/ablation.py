@@ -18,7 +18,7 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,7 +55,7 @@ def combinations(every: bool, with_compile: bool) -> list[Fusions]:
     how many are on.
     """
     most = len(FUSIONS)
-    settings = itertools.product((False, True), repeat=most)
+    settings: Iterable[Fusions] = itertools.product((False, True), repeat=most)
     if not with_compile:
         settings = (fusions for fusions in settings if not fusions[-1])
         most -= 1

@@ -108,10 +108,10 @@ def count_flops(version: ModuleType, description: str | None) -> int:
             return run.exit_code
         path = run.flops[0]
         code = run.exit_code
-    counts = flop_counts.read(path)
-    print(flop_counts.report(counts).terminal())
+    counts = flop_counts.read_counts(path)
+    print(flop_counts.render_flop_counts(counts).terminal())
     if asked and not code:
-        report = flop_counts.intensity(counts)
+        report = flop_counts.render_intensity(counts)
         if arguments.computational_intensity:
             print(f"\n{report.terminal()}")
         if arguments.generate_roofline:

@@ -66,7 +66,7 @@ VALID = [
         of(records.profile(records.record(), [{"name": "aten::mm"}])),
         step_profile.read,
     ),
-    Valid("flops_profile.json", write_flops, flop_counts.read),
+    Valid("flops_profile.json", write_flops, flop_counts.read_counts),
     Valid("trace_1.json", lambda path: path.write_text(json.dumps(gpu_trace())), chrome_trace.load),
     Valid("a_kernel_trace.csv", copied(FIXTURES / "new_kernel_trace.csv"), load_kernels.load),
     Valid("a_kernel_stats.csv", lambda path: path.write_text(STATS), load_kernels.load),

@@ -41,8 +41,8 @@ def followed(trace: Trace) -> pandas.DataFrame:
     events = (on_gpu if len(on_gpu) else trace.memory).reset_index(drop=True)
     owners: dict[int | str, tuple[str, str]] = {}  # span and phase by address
     places = []
-    columns = events[["bytes", "address", "span", "phase"]]
-    for size, address, span, phase in columns.itertuples(index=False):
+    columns = (events[name] for name in ("bytes", "address", "span", "phase"))
+    for size, address, span, phase in zip(*columns, strict=True):
         if size > 0:
             owners[address] = (span, phase)
             places.append((span, phase))
@@ -65,9 +65,10 @@ def at_peak(events: pandas.DataFrame) -> tuple[int, list[tuple[str, str, int]]]:
     peak = int(events.total_bytes.max())
     before = events[: events.total_bytes.argmax() + 1]
     before = before[before.phase != EARLIER]
-    alive = before.groupby(["span", "phase"], sort=False).bytes.sum()
-    rows = [(span, phase, int(size)) for (span, phase), size in alive.items() if size > 0]
-    earlier = peak - sum(size for *_, size in rows)
+    alive = before.groupby(["span", "phase"], sort=False, as_index=False).bytes.sum()
+    alive = alive[alive.bytes > 0]
+    rows = list(alive.itertuples(index=False, name=None))
+    earlier = peak - int(alive.bytes.sum())
     if earlier > 0:
         rows.append((EARLIER, "", earlier))
     return peak, sorted(rows, key=lambda row: -row[2])
@@ -85,7 +86,7 @@ def draw_areas(trace: Trace, events: pandas.DataFrame) -> Figure:
     alive = alive.loc[kept, alive.any()] / MIB
     figure = plots.new(PAGE_INCHES, 3.4)
     axes = figure.add_subplot()
-    colours = [COLOURS[phase] for phase in alive]
+    colours = [COLOURS[str(phase)] for phase in alive]
     axes.stackplot(times[kept], alive.T, labels=[*alive], colors=colours, step="post")
     for start in trace.steps.start_us:
         axes.axvline((start - begin) / 1e3 * factor, color="0.3", linewidth=0.8, linestyle=":")
