@@ -1,6 +1,4 @@
-"""Sections of reports, as documents embed them: the tables that a script printed, made again from
-the file that it wrote.
-"""
+"""Sections of reports, as documents embed them: tables of a script, from the file that it wrote."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,11 +28,10 @@ def section(anchor: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> 
         report = RENDERERS[record["schema"]](path)
         [items] = [section.items for section in report.sections if section.anchor == anchor]
         table = next(item.content for item in items if item.kind == "table")
-        places = [list(table.header).index(name) for name in columns or table.header]
-        body = [[row[place] for place in places] for row in table.rows]
-        named = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-        parts.append(f"`{named.as_posix()}`: {rows.conditions([record])}")
-        parts.append(
-            tables.markdown([table.header[place] for place in places], body, table.code).strip()
-        )
+        header = columns or table.header
+        places = [table.header.index(name) for name in header]
+        cells = [[row[place] for place in places] for row in table.rows]
+        name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+        parts.append(f"`{name.as_posix()}`: {rows.conditions([record])}")
+        parts.append(tables.markdown(header, cells, table.code).strip())
     return "\n\n".join(parts)
