@@ -49,7 +49,7 @@ Shape = tuple[int, int, int, int, str]  # batch, M, N, K, layout
 
 
 class Product(NamedTuple):
-    """`per_step` products C [batch, m, n] = A [batch, m, k] @ B [batch, k, n] of a training step."""
+    """`per_step` products C [batch, m, n] = A [batch, m, k] @ B [batch, k, n] of a step."""
 
     gemm: str
     phase: str  # of PHASES
