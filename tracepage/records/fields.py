@@ -88,7 +88,7 @@ class Timed(PeakMemory):
     """One process of a cell of a study."""
 
     step_ms: Summary
-    # why the version's kernels could not run, so that PyTorch's operations were timed
+    # Why the version's kernels could not run, so that PyTorch's operations were timed.
     no_kernels: NotRequired[str]
     joules: NotRequired[PositiveAmount]  # of a step
 

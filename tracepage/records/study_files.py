@@ -73,7 +73,7 @@ class Combination(TypedDict):
     step_ms: Summary
     round_ms: Annotated[list[PositiveAmount], Field(min_length=1)]  # median of each round
     peak_mib: PositiveAmount | None
-    # None if the study was ended before the launches were counted
+    # None if the study was ended before the launches were counted.
     launches_per_step: PositiveAmount | None
     loss: Number | None  # nats; None as the launches
     steps: PositiveInt  # trained, until that loss where there is one
@@ -97,7 +97,7 @@ class Ablation(Header):
     rounds: PositiveInt
     steps_per_round: PositiveInt
     left_out: str | None  # why there are no combinations with torch_compile
-    # by launches_per_step: kernels on a GPU, operators on a CPU
+    # By launches_per_step: kernels on a GPU, operators on a CPU.
     counted: Literal["kernels", "operators"]
     notes: list[str]  # what to know about that count, and whether the study was stopped early
     combinations: Annotated[list[Combination], Field(min_length=2)]
@@ -109,9 +109,8 @@ def read_benchmark(path: Path) -> Benchmark:
     """
     study = files.read(path, Benchmark)
     for number, cell in enumerate(study["cells"]):
-        if cell["status"] == "ok" and not (
-            cell["runs"] and study["device"] and study["environment"]
-        ):
+        known = cell["runs"] and study["device"] and study["environment"]
+        if cell["status"] == "ok" and not known:
             raise UsageError(f"{path}: cells.{number}: nothing was measured, but the status is ok")
     return study
 
@@ -186,9 +185,9 @@ class FlopCounts(TypedDict):
     """flops_profile.json."""
 
     schema: Literal["tiny-llama-flops/1"]
-    # FLOPs of a step by counter; the first is the reference
+    # FLOPs of a step by counter; the first is the reference.
     counts: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    # forward FLOPs: needed, and executed by code that masks
+    # Forward FLOPs: needed, and executed by code that masks.
     parts: dict[Literal["causal", "full"], dict[str, PositiveInt]]
     run: TimedRun
     work: NotRequired[list[CountedWork]]

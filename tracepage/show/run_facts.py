@@ -111,14 +111,10 @@ def noise(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [f"Noisy: p20 to p80 spans more than {NOISY} % of the median for {', '.join(noisy)}."]
 
 
-def all_profiled(run: TimedRun) -> bool:
-    return run["step_ms"]["profiled"] >= len(run["step_ms"]["all"])
-
-
 def doubts(runs: Mapping[str, TimedRun]) -> list[str]:
     """Notes that name runs of unreliable step times: profiled, few or noisy steps."""
     notes = []
-    slowed = ", ".join(name for name, run in runs.items() if all_profiled(run))
+    slowed = ", ".join(name for name, run in runs.items() if run_record.all_profiled(run))
     if slowed:
         notes.append(
             f"All steps of {slowed} ran under the profiler, which slows them: raise --num-steps."
@@ -183,7 +179,7 @@ def _measured(run: TimedRun) -> list[str]:
     floor = run["data"]["entropy_floor"]
     known = f", entropy of the source {floor:.3f}" if floor is not None else ""
     count = f"{step['count']} steps"
-    if all_profiled(run):
+    if run_record.all_profiled(run):
         count += ", all under the profiler"
     rate = run["tokens_per_second"]
     samples = rate / run["training"]["sequence_length"]
