@@ -30,7 +30,7 @@ def section(anchor: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> 
         table = next(item.content for item in items if item.kind == "table")
         header = columns or table.header
         places = [table.header.index(name) for name in header]
-        cells = [[row[place] for place in places] for row in table.rows]
+        cells = [list(map(row.__getitem__, places)) for row in table.rows]
         name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
         parts.append(f"`{name.as_posix()}`: {rows.conditions([record])}")
         parts.append(tables.markdown(header, cells, table.code).strip())

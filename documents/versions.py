@@ -125,7 +125,9 @@ def _table(cases: Sequence[Case], names: Sequence[str]) -> str:
     """A row per model, a column per case: median ms with the range over the processes, how many
     times as fast as the first model, and GiB that the allocator's pools held.
     """
-    rows = [[name, *(_cell(case, name, names[0]) for case in cases)] for name in names]
+    rows = []
+    for name in names:
+        rows.append([name, *(_cell(case, name, names[0]) for case in cases)])
     header = ["model", *(case.title() for case in cases)]
     return _with_conditions([study for case in cases for study in case.studies], header, rows)
 

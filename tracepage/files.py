@@ -180,7 +180,7 @@ def check(path: Path, content: Any, model: type[Content], place: str = "") -> Co
     wrong field, after `place`.
     """
     try:
-        _adapter(model).validate_python(content, strict=True)  # type: ignore[arg-type]  # mypy: a TypedDict class has no hash
+        _adapter(model).validate_python(content, strict=True)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = place + ".".join(map(str, first["loc"])) or "the file"

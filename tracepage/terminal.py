@@ -29,7 +29,7 @@ def wrapped(line: str, indent: int = 0) -> str:
     return textwrap.fill(
         line,
         width(),
-        subsequent_indent=" " * indent,
+        subsequent_indent="".ljust(indent),
         break_long_words=False,
         break_on_hyphens=False,
     )

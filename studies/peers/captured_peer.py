@@ -194,7 +194,7 @@ class CompiledAdamW(torch.optim.Optimizer):
         self.update = devices.compiled(adamw, device, compiled)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # a compiled update can call no closure
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         (group,) = self.param_groups
         rows: list[Row] = []
         for parameter in group["params"]:

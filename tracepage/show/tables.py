@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tracepage import terminal
-from tracepage.terminal import counted, format_number, format_time, shortened, time_unit  # noqa: F401  # a run's lines use them, too
+from tracepage.terminal import counted, format_number, format_time, shortened, time_unit  # noqa: F401
 
 NAME = 40  # characters to which a text column is shortened where a table is wider than the terminal
 LETTERS = {
@@ -37,10 +37,15 @@ def spread(times: Mapping[str, Any]) -> str:
 
 def numeric(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
     """Which columns hold only numbers (or None); these are aligned to the right."""
-    if not rows:
-        return [False] * len(header)
-    columns = zip(*rows, strict=True)
-    return [all(isinstance(cell, int | float | None) for cell in column) for column in columns]
+    right = [bool(rows)] * len(header)
+    for row in rows:
+        for i, cell in enumerate(row):
+            right[i] = right[i] and isinstance(cell, int | float | None)
+    return right
+
+
+def one_line(value: object) -> str:
+    return format_number(value).replace("\n", " ")
 
 
 def markdown_text(text: str) -> str:
@@ -55,7 +60,7 @@ def markdown(header: Sequence[str], rows: Rows, code: Sequence[str] = ()) -> str
     rows = [list(row) for row in rows]
 
     def cell(value: object, name: str) -> str:
-        text = format_number(value).replace("\n", " ")
+        text = one_line(value)
         if name in code and text and isinstance(value, str):
             text = f"`{text}`"
         return markdown_text(text).replace("|", "\\|")
@@ -79,7 +84,7 @@ def text(header: Sequence[str], rows: Rows, least: Sequence[str] = (), elsewhere
     header = list(header)
     rows = [list(row) for row in rows]
     right = numeric(header, rows)
-    cells = [[format_number(cell).replace("\n", " ") for cell in row] for row in (header, *rows)]
+    cells = [list(map(one_line, row)) for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     kept = list(range(len(header)))
 
@@ -116,8 +121,10 @@ def csv_text(header: Sequence[str], rows: Rows) -> str:
 
 def filled(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     """The table without the columns that hold None in every row."""
-    kept = [i for i in range(len(header)) if any(row[i] is not None for row in rows)]
-    return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
+    columns = zip(header, *rows, strict=True)
+    kept = [column for column in columns if {*column[1:]} - {None}]
+    lines: list[list[Any]] = [list(line) for line in zip(*kept, strict=True)] or [[]]
+    return lines[0], lines[1:]
 
 
 def letters(model: Mapping[str, object]) -> str:

@@ -56,9 +56,7 @@ def render_batch_scaling(folders: Sequence[Path]) -> Report:
     report = Report("Batch scaling")
     conditions = run_facts.describe(runs[0], "batch_size")
     report.text(f"{runs[0]['version']}, {conditions}. Step times are medians.")
-    report.table(
-        COLUMNS, [[row[column] for column in COLUMNS] for row in rows], csv="batch_scaling"
-    )
+    report.table(COLUMNS, [list(map(row.get, COLUMNS)) for row in rows], csv="batch_scaling")
     report.text(f"Step time: t(B) = {equation(time, 'ms')}.")
     report.text(f"Memory: m(B) = {equation(memory, 'MiB')}.")
     slope = time.factors[1]

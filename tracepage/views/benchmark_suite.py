@@ -59,7 +59,7 @@ def render_benchmark(path: Path) -> Report:
     add_conditions(report, measured)
     timed = [row for row in rows.values() if row["ms"]]
     if timed:
-        report.csv("benchmark", COLUMNS, [[row[name] for name in COLUMNS] for row in rows.values()])
+        report.csv("benchmark", COLUMNS, [list(map(row.get, COLUMNS)) for row in rows.values()])
     add_tables(report, measured, rows)
     missing = []
     if measured["status"] == "interrupted":
@@ -131,7 +131,7 @@ def add_tables(report: Report, measured: Benchmark, rows: Rows) -> None:
         compared = [cell for cell in measured["accuracy"] if cell["status"] == "ok"]
         report.table(
             ["model", "error of the logits", "largest of a gradient", "which is of"],
-            [[cell.get(column) for column in columns] for cell in compared],
+            [list(map(cell.get, columns)) for cell in compared],
         )
         report.text(
             f"At B {measured['batch_sizes'][0]}, S {measured['sequence_lengths'][0]} only: the "
@@ -171,4 +171,4 @@ def results(measured: Benchmark) -> Rows:
 
 def table_rows(rows: Rows, *names: str) -> list[list[Any]]:
     """The shape of each measured cell, and its numbers of these names."""
-    return [[row[name] for name in (*SHAPE, *names)] for row in rows.values() if row["ms"]]
+    return [list(map(row.get, (*SHAPE, *names))) for row in rows.values() if row["ms"]]
