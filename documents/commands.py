@@ -45,7 +45,7 @@ def commands() -> str:
     lines = ["In the root of the repository:", ""]
     for name, text in re.findall(r"^([a-z-]+):.*?## (.*)$", makefile, re.MULTILINE):
         lines.append(f"- `make {name}`: {text}")
-    listed: set[str] = set()
+    listed = set()
     for folder, group in groupby(scripts(), lambda script: script.parent):
         if folder != ROOT:
             lines += ["", f"In `{folder.relative_to(ROOT).as_posix()}/`:", ""]

@@ -45,7 +45,7 @@ def _by_part(
     head: str, formulas: Mapping[str, str], values: Sequence[Mapping[str, float]], unit: float = 1
 ) -> str:
     """A row per part: its name, its formula, and its value in `unit` at each preset."""
-    rows: list[list[object]] = []
+    rows = []
     for part, text in formulas.items():
         rows.append([part, text, *(value[part] / unit for value in values)])
     return markdown([head, "Formula", *PRESETS], rows)

@@ -42,15 +42,10 @@ WIDTH = 9
 WINDOW_MS = 3.0  # of each timeline
 STYLE: dict[Any, Any] = {  # matplotlib's parameters
     "font.size": 9,
-    "axes.titleweight": "normal",
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "legend.fontsize": 9,
     "axes.titlesize": 10,
     "figure.titlesize": 10,
-    "axes.labelsize": 9,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
 }
 KINDS = ["matrix products", "attention", "reductions", "elementwise", "copies", "other"]
 Points = dict[str, tuple[float, float]]  # by name: FLOP/byte, TFLOP/s
@@ -92,7 +87,7 @@ def ladder(folder: Path) -> Picture:
     panels = {}
     fastest = []
     for case, axes in zip(cases, all_axes, strict=True):
-        panel: dict[str, tuple[float, float, float]] = {}
+        panel = {}
         for row, name in enumerate(models):
             if not case.times(name):
                 continue
@@ -276,7 +271,7 @@ def roofline(path: Path) -> Picture:
     run = profile["run"]
     compute = run["precision"]["compute"]
     device = run_facts.device(run)
-    points: Points = {}
+    points = {}
     for row in sorted(bandwidth.from_profile(profile)[0], key=lambda row: -row.seconds)[:24]:
         if row.flops:
             point = row.flops / row.bytes, row.flops / row.seconds / 1e12
@@ -299,7 +294,7 @@ def decoding(*paths: Path) -> Picture:
     """The prefill and the decode steps of records under their data sheet's roof, which they meet at
     its two ends.
     """
-    points: Points = {}
+    points = {}
     for path in paths:
         run = files.read(path, Decoding)
         mode = f"{run['operations']}, {run['mode']}"

@@ -22,7 +22,7 @@ def section(anchor: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> 
     """Markdown: for each file its name, its conditions, and the first table of the section, all
     columns or these.
     """
-    parts: list[str] = []
+    parts = []
     for path in paths:
         record = files.read_json(path)
         report = RENDERERS[record["schema"]](path)

@@ -165,7 +165,7 @@ def add_trial(
     measured: dict[str, Any], batch_size: int, outcome: job_runner.Outcome
 ) -> dict[str, Any]:
     """Adds a trial to what was measured, from the outcome of its process."""
-    trial: dict[str, Any] = {
+    trial = {
         "batch_size": batch_size,
         "status": "out of memory",
         "step_ms": None,

@@ -196,7 +196,7 @@ class CompiledAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         (group,) = self.param_groups
-        rows: list[Row] = []
+        rows = []
         for parameter in group["params"]:
             copy = self.working.get(parameter)
             leaves = [parameter] if copy is None else [copy, parameter]

@@ -123,7 +123,7 @@ def filled(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     """The table without the columns that hold None in every row."""
     columns = zip(header, *rows, strict=True)
     kept = [column for column in columns if {*column[1:]} - {None}]
-    lines: list[list[Any]] = [list(line) for line in zip(*kept, strict=True)] or [[]]
+    lines = [list(line) for line in zip(*kept, strict=True)] or [[]]
     return lines[0], lines[1:]
 
 

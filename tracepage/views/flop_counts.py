@@ -63,8 +63,8 @@ def render_flop_counts(profile: FlopCounts) -> Report:
     mfu_analysis.csv.
     """
     run = profile["run"]
-    needed: dict[str, int] = profile["parts"]["causal"]
-    executed: dict[str, int] = profile["parts"]["full"]
+    needed = profile["parts"]["causal"]
+    executed = profile["parts"]["full"]
     parts = [
         [part, count / 1e9, executed[part] / 1e9, 100 * count / needed["total"]]
         for part, count in needed.items()

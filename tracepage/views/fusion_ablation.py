@@ -8,7 +8,7 @@ known: if it holds 1, this measurement cannot tell whether the fusion has an eff
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import NamedTuple
@@ -118,7 +118,7 @@ def render_ablation(path: Path) -> Report:
 
 def label(combination: Combination) -> str:
     """ "QKV + flash", or "none"."""
-    switches: Mapping[str, object] = combination["fusions"]
+    switches = combination["fusions"]
     return " + ".join(short for name, short in FUSIONS.items() if switches[name]) or "none"
 
 
@@ -128,7 +128,7 @@ def combination_table(measured: Ablation) -> Table:
     unit, factor = tables.time_unit(max(row["step_ms"]["median"] for row in combinations))
     header = ["fusions on", f"{unit}/step", "p20", "p80", "speed-up", "peak MiB"]
     header += [COUNTED[measured["counted"]], "loss"]
-    rows: list[list[object]] = []
+    rows = []
     for row in combinations:
         step = row["step_ms"]
         times = [factor * step["median"], factor * step["p20"], factor * step["p80"]]
@@ -141,7 +141,7 @@ def combination_table(measured: Ablation) -> Table:
 def effect_table(measured: Ablation) -> Table:
     """A row per fusion."""
     header = ["fusion", "pairs", "time", "over the rounds", "memory", COUNTED[measured["counted"]]]
-    rows: list[list[object]] = []
+    rows = []
     for effect in effects(measured["combinations"]):
         low, high = effect.rounds
         means = [effect.time, f"{low:.3g} to {high:.3g}", effect.memory, effect.launches]

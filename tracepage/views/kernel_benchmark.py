@@ -65,11 +65,11 @@ def rate_table(measured: KernelBenchmark) -> tables.Table:
     shapes: dict[tuple[str, int, int, int], dict[str, TimedKernel]] = {}
     for row in measured["rows"]:
         shapes.setdefault(kernel_shape(row), {})[row["contender"]] = row
-    rows: list[list[object]] = []
+    rows = []
     for (operation, batch, length, hidden), contenders in shapes.items():
         kernel = contenders["kernel"]
         reached = tables.format_number(rate(kernel) / UNITS[kernel["unit"]])
-        ratios: list[float | None] = []
+        ratios = []
         for name in PEERS:
             ratios.append(ratio(contenders[name], kernel) if name in contenders else None)
         peaks = [kernel["peak_mib"], contenders["eager"]["peak_mib"]]
@@ -87,7 +87,7 @@ def time_table(measured: KernelBenchmark) -> tables.Table:
     """
     eager = {kernel_shape(row): row for row in measured["rows"] if row["contender"] == "eager"}
     unit, factor = tables.time_unit(max(row["host_ms"]["median"] for row in measured["rows"]))
-    rows: list[list[object]] = []
+    rows = []
     for row in measured["rows"]:
         operation, batch, length, hidden = kernel_shape(row)
         head = [operation, f"{batch} x {length}", hidden, row["contender"]]

@@ -39,7 +39,7 @@ def followed(trace: Trace) -> pandas.DataFrame:
     """
     on_gpu = trace.memory[trace.memory.device == "gpu"]
     events = (on_gpu if len(on_gpu) else trace.memory).reset_index(drop=True)
-    owners: dict[int | str, tuple[str, str]] = {}  # span and phase by address
+    owners = {}  # span and phase by address
     places = []
     columns = (events[name] for name in ("bytes", "address", "span", "phase"))
     for size, address, span, phase in zip(*columns, strict=True):

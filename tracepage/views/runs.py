@@ -16,8 +16,8 @@ def render_runs(paths: Sequence[Path]) -> Report:
     """Step times, losses and measured ceilings, a row per run."""
     runs = [(path, run_record.read_timed(path)) for path in paths]
     first = runs[0][1]
-    times: list[list[object]] = []
-    others: list[list[object]] = []
+    times = []
+    others = []
     for path, run in runs:
         step = run["step_ms"]
         ms = step["all"][: step["count"]]

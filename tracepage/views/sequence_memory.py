@@ -61,8 +61,8 @@ def render_sequence_memory(folders: Sequence[Path]) -> Report:
     if record["device"]["kind"] == "cpu":
         counter = "the CPU allocator, from the start of the profile"
     report.text(f"{run_facts.describe(record, 'sequence_length')}. Counted by {counter}.")
-    rows: list[list[object]] = []
-    fits: list[list[object]] = []
+    rows = []
+    fits = []
     for group, members in grouped(peaks).items():
         for peak, exponent in zip(members, [None, *exponents(members)], strict=True):
             sizes = [peak.peak / MIB, peak.step / MIB]
