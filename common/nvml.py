@@ -1,31 +1,33 @@
-"""The joules that an NVIDIA GPU has drawn: a reading of NVML, the library that comes with the
-driver.
-"""
+"""The joules that an NVIDIA GPU has drawn, by NVML, whose binding is the package nvidia-ml-py."""
 
-import ctypes
 import functools
 from typing import Any
 
-from tracepage.errors import RunError
+from tracepage.errors import RunError, UsageError
 
 import torch
 
 
 @functools.cache
-def _gpu() -> tuple[Any, ctypes.c_void_p]:
-    """The library, and its handle of PyTorch's current GPU."""
-    library = ctypes.CDLL("libnvidia-ml.so.1")
-    handle = ctypes.c_void_p()
+def _gpu() -> Any:
+    """NVML's handle of PyTorch's current GPU."""
+    import pynvml
+
+    pynvml.nvmlInit()
     uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
-    library.nvmlInit_v2()
-    library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), ctypes.byref(handle))
-    return library, handle
+    return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
 
 
 def joules() -> float:
-    """Drawn since the driver was loaded. The counter is updated every 20 to 100 ms."""
-    library, handle = _gpu()
-    millijoules = ctypes.c_ulonglong()
-    if code := library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules)):
-        raise RunError(f"NVML: nvmlDeviceGetTotalEnergyConsumption ends with code {code}")
-    return millijoules.value / 1e3
+    """Drawn since the driver was loaded; the counter is updated every 20 to 100 ms.
+
+    UsageError: the binding is not installed. RunError: the driver has no such counter.
+    """
+    try:
+        import pynvml
+    except ImportError as error:
+        raise UsageError("nvidia-ml-py is not installed: run `make setup`") from error
+    try:
+        return pynvml.nvmlDeviceGetTotalEnergyConsumption(_gpu()) / 1e3
+    except pynvml.NVMLError as error:
+        raise RunError(f"NVML: {error}") from error

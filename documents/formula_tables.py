@@ -28,11 +28,13 @@ def preset(name: str) -> tuple[ModelConfig, int, int]:
     return resolved.model, resolved.training.batch_size, resolved.training.sequence_length
 
 
+SHAPES = [preset(name) for name in PRESETS]
+
+
 def presets() -> str:
     """A row per preset, a column per letter."""
     rows = []
-    for name in PRESETS:
-        model, batch_size, sequence_length = preset(name)
+    for name, (model, batch_size, sequence_length) in zip(PRESETS, SHAPES, strict=True):
         heads = [model.num_attention_heads, model.num_key_value_heads, model.head_dim]
         rest = [model.intermediate_size, model.vocab_size, model.num_layers]
         rows.append([name, batch_size, sequence_length, model.hidden_size, *heads, *rest])
@@ -43,9 +45,9 @@ def _by_part(
     head: str, formulas: Mapping[str, str], values: Sequence[Mapping[str, float]], unit: float = 1
 ) -> str:
     """A row per part: its name, its formula, and its value in `unit` at each preset."""
-    rows = [
-        [part, text, *(value[part] / unit for value in values)] for part, text in formulas.items()
-    ]
+    rows = []
+    for part, text in formulas.items():
+        rows.append([part, text, *(value[part] / unit for value in values)])
     return markdown([head, "Formula", *PRESETS], rows)
 
 
@@ -55,9 +57,10 @@ def parameters() -> str:
         "embedding": "V D (the head shares it)",
         "attention": "L (2 D^2 + 2 D K Dh)",
         "mlp": "L 3 D F",
+        "norms": "(2 L + 1) D",
+        "total": "P",
     }
-    formulas |= {"norms": "(2 L + 1) D", "total": "P"}
-    return _by_part("Part", formulas, [flops.parameters(preset(name)[0]) for name in PRESETS])
+    return _by_part("Part", formulas, [flops.parameters(model) for model, _, _ in SHAPES])
 
 
 def forward_flops() -> str:
@@ -66,21 +69,19 @@ def forward_flops() -> str:
         "projections": "2 B S L (2 D^2 + 2 D K Dh)",
         "attention": "4 B L D S (S + 1) / 2",
         "mlp": "6 B S L D F",
-    }
-    formulas |= {
         "head": "2 B S D V",
         "forward, causal": "sum of the above",
         "forward, full": "attention: 4 B L D S^2",
+        "step, causal": "3 x forward",
+        "step, full": "3 x forward",
     }
-    formulas |= {"step, causal": "3 x forward", "step, full": "3 x forward"}
     values = []
-    for at in map(preset, PRESETS):
-        totals = {
-            f"{name}, {kind}": count(*at, causal=kind == "causal")["total"]
-            for name, count in (("forward", flops.forward), ("step", flops.training_step))
-            for kind in ("causal", "full")
-        }
-        values.append({**flops.forward(*at), **totals})
+    for shape in SHAPES:
+        counts = flops.forward(*shape)
+        for kind in ("causal", "full"):
+            step = flops.training_step(*shape, causal=kind == "causal")
+            counts |= {f"forward, {kind}": step["forward"], f"step, {kind}": step["total"]}
+        values.append(counts)
     return _by_part("GFLOP", formulas, values, 1e9)
 
 
@@ -92,32 +93,32 @@ def states() -> str:
         "adamw": "8 P + 4 (9 L + 2)",
         "total": "16 P + 4 (9 L + 2)",
     }
-    return _by_part("MiB", formulas, [footprint.states(preset(name)[0]) for name in PRESETS], MIB)
+    return _by_part("MiB", formulas, [footprint.states(model) for model, _, _ in SHAPES], MIB)
 
 
 def activations() -> str:
     """MiB kept from the forward to the backward pass in float32 and under autocast, and the least
     peak of a step.
     """
-    formulas = {"embed": "8 B S", "norm": "(2 L + 1) (8 B S D + 4 B S)", "attention": "L 20 B S D"}
-    formulas |= {
+    formulas = {
+        "embed": "8 B S",
+        "norm": "(2 L + 1) (8 B S D + 4 B S)",
+        "attention": "L 20 B S D",
         "scores": "L (4 B H S^2 + S^2)",
         "mlp": "L (4 B S D + 16 B S F)",
         "loss": "4 B S D + 4 B S V + 8 B S + 4",
-    }
-    formulas |= {
         "total": "",
         "scores, autocast on a GPU": "",
         "total, autocast on a GPU": "",
         "least peak": "12 P + total",
     }
     values = []
-    for at in map(preset, PRESETS):
-        mixed = footprint.activations(*at, autocast="cuda")
-        both = {f"{part}, autocast on a GPU": mixed[part] for part in ("scores", "total")}
-        values.append(
-            {**footprint.activations(*at), **both, "least peak": footprint.least_peak(*at)}
-        )
+    for shape in SHAPES:
+        kept = footprint.activations(*shape)
+        mixed = footprint.activations(*shape, autocast="cuda")
+        for part in ("scores", "total"):
+            kept[f"{part}, autocast on a GPU"] = mixed[part]
+        values.append(kept | {"least peak": footprint.least_peak(*shape)})
     return _by_part("MiB", formulas, values, MIB)
 
 
@@ -127,24 +128,10 @@ def balance() -> str:
     for name in DEVICES:
         known = peaks.datasheet(name)
         assert known, name
+        bandwidth = known["bandwidth"]
         rates = [known.get(key) for key in ("fp32", "tf32", "bf16")]
-        ridges = [rate and rate / known["bandwidth"] for rate in rates]
-        rows.append(
-            [
-                name.removeprefix("NVIDIA "),
-                known["bandwidth"] / 1e12,
-                *(rate and rate / 1e12 for rate in rates),
-                *ridges,
-            ]
-        )
-    columns = [
-        "Device",
-        "TB/s",
-        "TFLOP/s in fp32",
-        "TF32 or XF32",
-        "bf16",
-        "FLOP/byte in fp32",
-        "TF32 or XF32",
-        "bf16",
-    ]
-    return markdown(columns, rows)
+        peak_rates = [rate and rate / 1e12 for rate in rates]
+        ridges = [rate and rate / bandwidth for rate in rates]
+        rows.append([name.removeprefix("NVIDIA "), bandwidth / 1e12, *peak_rates, *ridges])
+    header = ["Device", "TB/s", "TFLOP/s in fp32", "TF32 or XF32", "bf16"]
+    return markdown([*header, "FLOP/byte in fp32", "TF32 or XF32", "bf16"], rows)

@@ -1,14 +1,18 @@
 """Rewrites the generated parts of all documents: tables and pictures between markers.
 
-    <!-- rows: FILE... | COLUMN | ... -->             a row for each record, or for each row of a list in it (`rows.rows`)
-    <!-- section: FILE...#ANCHOR | COLUMN | ... -->   a section of the report on each file, all columns or these
+    <!-- rows: FILE... | COLUMN | ... -->             a row for each record, or for each row of a
+                                                      list in it (`rows.rows`)
+    <!-- section: FILE...#ANCHOR | COLUMN | ... -->   a section of the report on each file, all
+                                                      columns or these
     <!-- table: MODULE.FUNCTION PATH... -->           the table that a function of this room returns
-    <!-- picture: FUNCTION PATH... -->                the picture that a function of pictures.py returns, in a file in pictures/
+    <!-- picture: FUNCTION PATH... -->                the picture that a function of pictures.py
+                                                      returns, in a file in pictures/
 
 A generated part ends at `<!-- /rows -->`, and so on. Everything between two markers is overwritten:
 
     python -m documents            # rewrites every document
-    python -m documents --check    # changes nothing; exit code 1 and a line for each file that is out of date
+    python -m documents --check    # changes nothing; exit code 1 and a line for each file that is
+                                   # out of date
 """
 
 import argparse
@@ -34,10 +38,9 @@ MARKED = re.compile(
 
 def documents() -> list[Path]:
     """All Markdown files of the repository."""
-    paths = (path.relative_to(ROOT) for path in ROOT.rglob("*.md"))
-    return sorted(
-        ROOT / path for path in paths if not any(part.startswith(".") for part in path.parts)
-    )
+    hidden = re.compile(r"(^|/)\.")
+    paths = sorted(ROOT.rglob("*.md"))
+    return [path for path in paths if not hidden.search(path.relative_to(ROOT).as_posix())]
 
 
 def refreshed(text: str, folder: Path = ROOT) -> str:
@@ -45,36 +48,37 @@ def refreshed(text: str, folder: Path = ROOT) -> str:
 
     def replace(match: re.Match) -> str:
         opening, kind, content, closing = match.groups()
-        source, *columns = (part.strip() for part in content.split(" | "))
-        return f"{opening}\n{made(kind, source, columns, folder).strip()}\n\n{closing}"
+        return f"{opening}\n{render_part(kind, content, folder).strip()}\n\n{closing}"
 
     return MARKED.sub(replace, text)
 
 
-def made(kind: str, source: str, columns: list[str], folder: Path) -> str:
-    """The Markdown of a generated part: `source` is the marker's text up to the first column."""
-    files, _, part = source.partition("#")
+def render_part(kind: str, content: str, folder: Path) -> str:
+    """The Markdown of a generated part by the text of its marker."""
+    source, *columns = content.split(" | ")
+    patterns, _, part = source.partition("#")
     if kind == "rows":
-        return rows.rows(columns, rows.found(files.split()), part)
+        return rows.rows(columns, rows.find(patterns.split()), part)
     if kind == "section":
-        return sections.section(part, rows.found(files.split()), columns)
+        return sections.section(part, rows.find(patterns.split()), columns)
     if kind == "table":
-        return _called(source)
-    shown = drawn(source)
-    return f"![{shown.description}]({Path(os.path.relpath(file_of(shown), folder)).as_posix()})"
+        return call(source)
+    picture = draw_picture(source)
+    file = Path(os.path.relpath(file_of(picture), folder)).as_posix()
+    return f"![{picture.description}]({file})"
 
 
 @functools.cache
-def drawn(source: str) -> Picture:
+def draw_picture(source: str) -> Picture:
     """The picture of a marker, whose files are read once: both the document and the picture's own
     file need it.
     """
     with matplotlib.rc_context(pictures.STYLE):
-        return _called(f"pictures.{source}")
+        return call(f"pictures.{source}")
 
 
-def _called(source: str) -> Any:
-    """What a function of this room returns for the paths after its name."""
+def call(source: str) -> Any:
+    """The result of a function of this room for the paths after its name."""
     name, *paths = source.split()
     return pkgutil.resolve_name(f"documents.{name}")(*(ROOT / path for path in paths))
 
@@ -85,7 +89,8 @@ def file_of(picture: Picture) -> Path:
 
 def shown_in(text: str) -> list[Picture]:
     """The pictures that a document shows."""
-    return [drawn(content) for _, kind, content, _ in MARKED.findall(text) if kind == "picture"]
+    markers = MARKED.findall(text)
+    return [draw_picture(content) for _, kind, content, _ in markers if kind == "picture"]
 
 
 def main() -> None:
@@ -95,12 +100,13 @@ def main() -> None:
     stale = {}
     for path in documents():
         text = path.read_text(encoding="utf-8")
-        if (new := refreshed(text, path.parent)) != text:
+        new = refreshed(text, path.parent)
+        if new != text:
             stale[path] = new
-        outdated = (
-            picture for picture in shown_in(text) if not picture.is_current(file_of(picture))
-        )
-        stale |= {file_of(picture): picture.svg() for picture in outdated}
+        for picture in shown_in(text):
+            file = file_of(picture)
+            if not picture.is_current(file):
+                stale[file] = picture.svg()
     for path, content in stale.items():
         if not check:
             write_text(path, content)

@@ -19,22 +19,24 @@ from tracepage.records import run_record, step_profile
 from tracepage.show import run_facts, tables
 from tracepage.views import bandwidth
 
-# that a profile may have
+# The spans that a profile may have.
 SPANS = ("embed", "norm", "attention", "mlp", "residual", "loss", "optimizer", "other")
+Facts = Mapping[str, object]
 
 
-def found(patterns: Iterable[str]) -> list[Path]:
+def find(patterns: Iterable[str]) -> list[Path]:
     """The files of patterns such as `results/h200/v1_*.json`, those of one pattern in the order of
     presets and names.
 
     UsageError: a pattern has none.
     """
+    order = [*PRESETS, ""]
     paths: list[Path] = []
     for pattern in patterns:
-        own = list(ROOT.glob(pattern))
-        if not own:
+        matching = list(ROOT.glob(pattern))
+        if not matching:
             raise UsageError(f"there is no {pattern}: results/ has scripts that measure such files")
-        paths += sorted(own, key=lambda path: ([*PRESETS, ""].index(preset_of(path)), path))
+        paths += sorted(matching, key=lambda path: (order.index(preset_of(path)), path))
     return paths
 
 
@@ -47,29 +49,28 @@ def rows(columns: Sequence[str], paths: Sequence[Path], part: str = "") -> str:
     """A Markdown table below the conditions of its records; `part` is the key of the list whose
     rows it has.
     """
-    records = [files.read_json(path) for path in paths]
-    body = []
-    for path, record in zip(paths, records, strict=True):
-        facts = (
-            run_facts.columns(run_record.read_timed(path))
-            if record.get("schema") == run_record.SCHEMA
-            else {}
-        )
+    records = []
+    cells = []
+    for path in paths:
+        record = files.read_json(path)
+        records.append(record)
+        facts: dict[str, object] = {}
+        if record.get("schema") == run_record.SCHEMA:
+            facts = run_facts.columns(run_record.read_timed(path))
         if part and "device" in record:
             facts["device"] = run_facts.device(record)
         for row in value_of(record, part) if part else [record]:
-            body.append([_cell(column, row, facts, path) for column in columns])
+            cells.append([_cell(column, row, facts, path) for column in columns])
     heads = [column.partition(" = ")[0] for column in columns]
-    return f"{conditions(records)}\n\n{tables.markdown(heads, body)}"
+    return f"{conditions(records)}\n\n{tables.markdown(heads, cells)}"
 
 
-def _cell(column: str, row: Mapping[str, Any], facts: Mapping[str, object], path: Path) -> object:
+def _cell(column: str, row: Mapping[str, Any], facts: Facts, path: Path) -> object:
     """The value of a column in a row; `facts` are those of its file."""
     head, _, source = column.partition(" = ")
     key, _, divisor = (source or head).partition(" / ")
-    # the row is the record of a run
     if "ms/step" in facts and key not in facts and key.partition(".")[0] not in row:
-        facts = profile_facts(path)
+        facts = profile_facts(path)  # the row is the record of a run
     value: Any = facts[key] if key in facts else value_of(row, key)
     return value / float(divisor) if divisor and value is not None else value
 
@@ -93,21 +94,24 @@ def conditions(records: Iterable[Mapping[str, Any]]) -> str:
         facts += [f"{name} {version}" for name, version in record.get("packages", {}).items()]
         facts.append(f"torch {record['environment']['torch']}")
     dates = sorted({record["date"][:10] for record in known})
-    facts += [" to ".join([dates[0], dates[-1]][: len(dates)])] if dates else []
+    if dates:
+        facts.append(dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}")
     return "; ".join(dict.fromkeys(facts))
 
 
 @functools.cache
-def profile_facts(path: Path) -> dict[str, object]:
-    """What the profile beside a run's record says of a step: limits, launches, and the share of
-    each span in a profiled step.
+def profile_facts(path: Path) -> Facts:
+    """Facts of a step in the profile beside a run's record: limits, launches, and the share of each
+    span in a profiled step.
     """
     run = run_record.read_timed(path)
     profile = step_profile.read(path.with_name(f"{path.stem}_profile.json.gz"))
-    profiled_ms = sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
+    step_ms = sum(profile["step_us"]) / profile["profiled_steps"] / 1e3
     limits = bandwidth.step_limits(profile, run)
-    shares = dict.fromkeys((f"{span} %" for span in SPANS), 0.0)
+    shares = {f"{span} %": 0.0 for span in SPANS}
     for span, phases in step_profile.span_milliseconds(profile).items():
-        shares[f"{span} %"] = 100 * sum(phases.values()) / profiled_ms
-    idle = limits["GPU idle %"]
-    return {"rest %": 100 - sum(shares.values()) if idle is None else idle, **shares, **limits}
+        shares[f"{span} %"] = 100 * sum(phases.values()) / step_ms
+    rest = limits["GPU idle %"]
+    if rest is None:
+        rest = 100 - sum(shares.values())
+    return {"rest %": rest, **shares, **limits}

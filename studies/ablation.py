@@ -18,9 +18,10 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from common import device as devices
 from common import signals
@@ -38,7 +39,7 @@ from tracepage.readers import load_kernels
 from tracepage.readers.source import Source
 from tracepage.records.study_files import Ablation
 from tracepage.terminal import progress
-from tracepage.views.ablation_effects import FUSIONS
+from tracepage.views.fusion_ablation import FUSIONS
 
 import torch
 from torch import Tensor
@@ -54,10 +55,14 @@ def combinations(every: bool, with_compile: bool) -> list[Fusions]:
     """All settings of the fusions, or all off, each alone, all but each and all on; in the order of
     how many are on.
     """
-    choices = [(False, True)] * (len(FUSIONS) - 1) + [(False, True) if with_compile else (False,)]
-    most = len(FUSIONS) - (not with_compile)
-    found = [c for c in itertools.product(*choices) if every or sum(c) in (0, 1, most - 1, most)]
-    return sorted(found, key=lambda c: (sum(c), [not on for on in c]))
+    most = len(FUSIONS)
+    settings: Iterable[Fusions] = itertools.product((False, True), repeat=most)
+    if not with_compile:
+        settings = (fusions for fusions in settings if not fusions[-1])
+        most -= 1
+    if not every:
+        settings = (fusions for fusions in settings if sum(fusions) in (0, 1, most - 1, most))
+    return sorted(settings, key=lambda fusions: (sum(fusions), [not on for on in fusions]))
 
 
 def flags_for(fusions: Fusions) -> list[str]:
@@ -89,18 +94,21 @@ def measure(version: ModuleType, options: Options, every: bool, rounds: int, pat
     if left_out:
         print(f"left out: {left_out}", flush=True)
     else:
-        # one function, compiled once for each combination
+        # One function is compiled once for each combination.
         torch._dynamo.config.recompile_limit = 64
-    wanted = combinations(every, not left_out)
-
+    settings = combinations(every, not left_out)
+    rows: list[dict[str, Any]] = []
+    trains = []
     with explained(options):
-        with progress(f"building {len(wanted)} combinations"):
-            # not kept: what is set up once for all must not count for it
-            build(version, options, wanted[0], precision, batch)
-            trains, peaks = zip(
-                *(build(version, options, fusions, precision, batch) for fusions in wanted),
-                strict=True,
-            )
+        with progress(f"building {len(settings)} combinations"):
+            # The first is built twice: what is set up once for all must not count for it.
+            build(version, options, settings[0], precision, batch)
+            for fusions in settings:
+                train, peak = build(version, options, fusions, precision, batch)
+                trains.append(train)
+                row: dict[str, Any] = {"fusions": dict(zip(FUSIONS, fusions, strict=True))}
+                row |= {"flags": flags_for(fusions), "peak_mib": peak, "round_ms": []}
+                rows.append(row | {"launches_per_step": None, "loss": None})
         measured = record.header(
             files.schema_of(Ablation), device, precision.name, model=options.model
         ) | {
@@ -116,47 +124,39 @@ def measure(version: ModuleType, options: Options, every: bool, rounds: int, pat
             "left_out": left_out,
             "counted": "kernels" if devices.is_gpu(device) else "operators",
             "notes": [ENDED_EARLY],
-            "combinations": [
-                {
-                    "fusions": dict(zip(FUSIONS, fusions, strict=True)),
-                    "flags": flags_for(fusions),
-                    "peak_mib": peak,
-                    "round_ms": [],
-                    "launches_per_step": None,
-                    "loss": None,
-                }
-                for fusions, peak in zip(wanted, peaks, strict=True)
-            ],
+            "combinations": rows,
         }
-        found = measured["combinations"]
-        times: list[list[float]] = [[] for _ in wanted]  # ms of the timed steps
+        times: list[list[float]] = [[] for _ in rows]  # ms of the timed steps
         with signals.deferred() as received:
-            for done in range(1, rounds + 1):
+            while measured["rounds"] < rounds and not received:
                 start = time.perf_counter()
-                for i in range(len(wanted))[:: 1 if done % 2 else -1]:
-                    ms = benchmark(trains[i], device, warmup=1, iterations=STEPS)
-                    times[i] += ms
-                    found[i]["round_ms"].append(summarize(ms)["median"])
-                for combination, ms in zip(found, times, strict=True):
-                    combination |= {"step_ms": summarize(ms), "steps": WARMUP + done * (1 + STEPS)}
-                measured["rounds"] = done
+                measured["rounds"] += 1
+                turn = list(zip(rows, trains, times, strict=True))
+                if measured["rounds"] % 2 == 0:
+                    turn.reverse()
+                for row, train, all_ms in turn:
+                    ms = benchmark(train, device, warmup=1, iterations=STEPS)
+                    all_ms += ms
+                    row["round_ms"].append(summarize(ms)["median"])
+                    row["step_ms"] = summarize(all_ms)
+                    row["steps"] = WARMUP + measured["rounds"] * (1 + STEPS)
                 files.write_measurement(path, measured, "--output-dir")
+                seconds = time.perf_counter() - start
                 print(
-                    f"round {done} of {rounds}: {len(wanted)} combinations in {time.perf_counter() - start:.1f} s",
+                    f"round {measured['rounds']} of {rounds}: {len(rows)} combinations in "
+                    f"{seconds:.1f} s",
                     flush=True,
                 )
-                if received:
-                    break
-        losses = [train().item() for train in trains]
+        for row, train in zip(rows, trains, strict=True):
+            row["loss"] = train().item()
+            row["steps"] += 1
+        notes: list[str] = []
         with progress("counting the launches of each combination"):
-            counts = [count(train) for train in trains]
-    for combination, loss, counted in zip(found, losses, counts, strict=True):
-        combination |= {
-            "loss": loss,
-            "steps": combination["steps"] + 1,
-            "launches_per_step": launches_per_step(counted),
-        }
-    measured["notes"] = list(dict.fromkeys(note for counted in counts for note in counted.notes))
+            for row, train in zip(rows, trains, strict=True):
+                counted = count(train)
+                row["launches_per_step"] = launches_per_step(counted)
+                notes += counted.notes
+    measured["notes"] = list(dict.fromkeys(notes))
     files.write_measurement(path, measured, "--output-dir")
     return 128 + received[0] if received else 0
 
@@ -173,12 +173,11 @@ def build(
     devices.reset_peak_memory(device)
     before = devices.peak_memory(device)["peak_mib"]  # after a reset: what is held now
     torch.manual_seed(options.seed)
-    prepared = prepare_for_study(
-        version, version_files.switched(version, options, *flags_for(fusions)), precision, batch
-    )
+    settings = version_files.switched(version, options, *flags_for(fusions))
+    prepared = prepare_for_study(version, settings, precision, batch)
 
     def train() -> Tensor:
-        # and keeps the model: a captured step holds none of the weights that it reads
+        # This also keeps the model: a captured step holds none of the weights that it reads.
         return prepared.step(batch)
 
     train()
@@ -201,6 +200,6 @@ def count(train: Callable[[], object]) -> Source:
 
 def launches_per_step(counted: Source) -> float:
     """Kernels per step without copies and fills; on a CPU, operator calls that do work."""
-    wanted = counted.table.category.isin(["kernel", "operator"])
     assert counted.steps, "a trace of ours marks its steps"
-    return float(counted.table.calls[wanted].sum()) / counted.steps
+    table = counted.table
+    return float(table.calls[table.category.isin(["kernel", "operator"])].sum()) / counted.steps

@@ -14,34 +14,23 @@ that ignores them would otherwise pass.
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from common import device as devices
 from common.options import Options
-from common.precision import SHORT, Precision, amp_dtype
+from common.precision import Precision, amp_dtype
 from common.training import preparation
 from common.training.capture import Batch
 from common.training.run import explained
 from studies import version_files
 from tracepage.errors import RunError
-from tracepage.show.report import Report
 from tracepage.terminal import progress
+from tracepage.views.numerical_accuracy import TensorError
 
 import torch
 from torch import Tensor
 
 NORM_SPREAD = 0.1  # standard deviation of the norms' weights around 1
-
-
-class TensorError(NamedTuple):
-    """The largest element of a tensor in the baseline, the error of the optimized version, and the
-    yardstick.
-    """
-
-    name: str
-    largest: float
-    error: float
-    rounding: float
 
 
 def error(expected: Tensor, got: Tensor) -> float:
@@ -66,8 +55,8 @@ def compare(
     version_files.switched(optimized, options, *flags)  # refuses an unknown flag at once
     with explained(options), progress("computing both versions, and the baseline in float64"):
         rounding = errors_against_float64(baseline, baseline, options, [])
-        expected = run(baseline, baseline, options, [], None)
-        got = run(baseline, optimized, options, flags, amp_dtype(options))
+        expected = run_step(baseline, baseline, options, [], None)
+        got = run_step(baseline, optimized, options, flags, amp_dtype(options))
     errors = [
         TensorError(name, tensor.abs().max().item(), error(tensor, got[name]), rounding[name])
         for name, tensor in expected.items()
@@ -83,12 +72,12 @@ def errors_against_float64(
 
     The arguments are those of `compare`. If memory runs out, the device's own error is raised.
     """
-    exact = run(baseline, baseline, options, [], torch.float64)
-    got = run(baseline, version, options, flags, amp_dtype(options))
+    exact = run_step(baseline, baseline, options, [], torch.float64)
+    got = run_step(baseline, version, options, flags, amp_dtype(options))
     return {name: error(tensor, got[name]) for name, tensor in exact.items()}
 
 
-def run(
+def run_step(
     baseline: ModuleType,
     version: ModuleType,
     options: Options,
@@ -100,19 +89,14 @@ def run(
     """
     device = devices.select(options.device)
     devices.configure(device, options.seed)
-    state = weights(baseline.make_model(version_files.switched(baseline, options)))
+    state = draw_weights(baseline.make_model(version_files.switched(baseline, options)))
     settings = version_files.switched(version, options, *flags)
     model = version.make_model(settings).to(device)
     exchange(model, state)
     batch = version_files.random_batch(options, device)
-    exact = dtype == torch.float64
-    return outputs(
-        version,
-        model.double() if exact else model,
-        settings,
-        batch,
-        Precision(device, None if exact else dtype),
-    )
+    if dtype == torch.float64:
+        return outputs(version, model.double(), settings, batch, Precision(device, None))
+    return outputs(version, model, settings, batch, Precision(device, dtype))
 
 
 def outputs(
@@ -124,26 +108,26 @@ def outputs(
     The gradients replace the model's weights. RunError: a parameter gets none.
     """
     optimizer = version.make_optimizer(model, settings)
-    # before the logits: it decides the number format of the products
+    # Comes before the logits, because it decides the number format of the products.
     step = version.make_step(model, optimizer, precision)
     with torch.no_grad(), precision.autocast():
         logits = model(batch[0])
     loss = preparation.repeat(step, optimizer, batch, passes=1)
+    gradients = preparation.gradients(model, optimizer)
     with torch.no_grad():
-        for (name, gradient), parameter in zip(
-            preparation.gradients(model, optimizer).items(), model.parameters(), strict=True
-        ):
+        for name, parameter in model.named_parameters():
+            gradient = gradients[name]
             if gradient is None:
                 raise RunError(f"{name} gets no gradient")
             parameter.copy_(gradient)
-    gradients = model.baseline_state_dict()
-    del gradients["lm_head.weight"]  # tied to the embedding
-    return {"logits": logits, "loss": loss} | {
-        f"gradient of {name}": gradient for name, gradient in gradients.items()
-    }
+    tensors = {"logits": logits, "loss": loss}
+    for name, gradient in model.baseline_state_dict().items():
+        if name != "lm_head.weight":  # which is tied to the embedding
+            tensors[f"gradient of {name}"] = gradient
+    return tensors
 
 
-def weights(model: Any) -> dict[str, Tensor]:
+def draw_weights(model: Any) -> dict[str, Tensor]:
     """Copies of the model's weights under Version 1's names, with those of the norms moved away
     from 1.
     """
@@ -161,7 +145,8 @@ def exchange(model: Any, state: dict[str, Tensor]) -> None:
     missing, unexpected = model.load_state_dict(state, strict=False)
     if missing or unexpected:
         raise RunError(
-            f"the baseline's weights do not load: missing {missing[:3]}, unexpected {unexpected[:3]}"
+            f"the baseline's weights do not load: missing {missing[:3]}, unexpected "
+            f"{unexpected[:3]}"
         )
     returned = model.baseline_state_dict()
     changed = [
@@ -171,27 +156,6 @@ def exchange(model: Any, state: dict[str, Tensor]) -> None:
     ]
     if changed:
         raise RunError(
-            f"the baseline's weights do not come back from baseline_state_dict: {', '.join(changed[:3])}"
+            "the baseline's weights do not come back from baseline_state_dict: "
+            f"{', '.join(changed[:3])}"
         )
-
-
-def report(errors: list[TensorError], options: Options, tolerance: float) -> tuple[Report, bool]:
-    """The table and the verdict, and whether every error is within the tolerance."""
-    precision = SHORT[amp_dtype(options) or torch.float32]
-    worst = errors[0]
-    past = sum(not tensor.error <= tolerance for tensor in errors)
-    result = Report("Numerical accuracy")
-    result.table(
-        ["tensor", "max |baseline|", "relative error", f"baseline in {precision} against float64"],
-        errors,
-    )
-    found = (
-        f"{past} of {len(errors)} tensors exceed"
-        if past
-        else f"all {len(errors)} tensors are within"
-    )
-    result.text(
-        f"{'FAIL' if past else 'PASS'}: the worst tensor is {worst.name}, relative error {worst.error:.2g} "
-        f"(rounding alone: {worst.rounding:.2g}); {found} the tolerance {tolerance:g}"
-    )
-    return result, not past

@@ -15,7 +15,7 @@ baseline in float64 (`studies.accuracy`), in the benchmark's precision.
 import importlib.metadata
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,13 +35,14 @@ from tracepage.errors import UsageError
 from tracepage.records.fields import Timed
 from tracepage.records.study_files import METRICS, Benchmark
 from tracepage.terminal import format_time, progress
+from tracepage.views.benchmark_suite import place, reason
 
 import torch
 
 WARMUP = 3  # training steps before the timed ones
 FAILED = ("failed", "timed out")  # otherwise than by memory
 Job = tuple[dict[str, Any], Callable[[], Any]]  # a cell, and what a process measures of it
-# the counter is updated every 20 to 100 ms, so they are at most 100 ms too many or too few: 0.5%
+# The counter is updated every 20 to 100 ms, so they are at most 100 ms too many or too few: 0.5%.
 ENERGY_SECONDS = 20
 
 
@@ -49,16 +50,14 @@ def plan(arguments: Namespace, known: dict[str, Model]) -> tuple[list[Model], li
     """The models, and the options of each shape, smallest first. UsageError: a value is wrong, or a
     model cannot run here.
     """
-    for flag, given, valid in (
-        ("--models", arguments.models, known),
-        ("--metrics", arguments.metrics, METRICS),
-    ):
-        if unknown := [name for name in given if name not in valid]:
-            raise UsageError(f"{flag}: there is no {unknown[0]!r}; there are {', '.join(valid)}")
+    check_names("--models", arguments.models, known)
+    check_names("--metrics", arguments.metrics, METRICS)
     models = [known[name] for name in dict.fromkeys(arguments.models)]
     device = devices.select(arguments.device)
-    if "energy" in arguments.metrics and devices.describe(device)["kind"] != "cuda":
-        raise UsageError("--metrics energy: only an NVIDIA GPU counts its energy")
+    if "energy" in arguments.metrics:
+        if devices.describe(device)["kind"] != "cuda":
+            raise UsageError("--metrics energy: only an NVIDIA GPU counts its energy")
+        nvml.joules()  # refuses before any work where the binding or the counter is missing
     for model in models:
         if model.captured:
             capture.check_supported(device)
@@ -66,28 +65,36 @@ def plan(arguments: Namespace, known: dict[str, Model]) -> tuple[list[Model], li
             model.load().check(device, amp_dtype(arguments))
         elif model.name.endswith(known_models.FP8) and not devices.is_gpu(device):
             raise UsageError(f"{model.name}: products in FP8 need a GPU")
-    shapes = [
-        dict(batch_size=b, seq_len=s)
-        for s in sorted({*arguments.seq_lengths})
-        for b in sorted({*arguments.batch_sizes})
-    ]
-    return models, [version_files.resolve(Namespace(**vars(arguments) | shape)) for shape in shapes]
+    shapes = []
+    for length in sorted({*arguments.seq_lengths}):
+        for batch_size in sorted({*arguments.batch_sizes}):
+            shape = {"batch_size": batch_size, "seq_len": length}
+            shapes.append(version_files.resolve(Namespace(**vars(arguments) | shape)))
+    return models, shapes
+
+
+def check_names(flag: str, names: list[str], known: Collection[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{flag}: there is no {name!r}; there are {', '.join(known)}")
 
 
 def measure(
     arguments: Namespace, models: list[Model], shapes: list[Options], baseline: Model, path: Path
 ) -> int:
     """Measures what `plan` returned, and writes benchmark.json (`path`) after each process; the
-    exit code is `_run`'s.
+    exit code is that of `run_jobs`.
     """
     smallest = shapes[0]
-    packages = {package for model in models if not model.path for package in model.load().packages}
-    measured = record.header(
-        files.schema_of(Benchmark), None, SHORT[amp_dtype(smallest) or torch.float32]
-    ) | {
+    precision = SHORT[amp_dtype(smallest) or torch.float32]
+    packages: set[str] = set()
+    for model in models:
+        if not model.path:
+            packages |= model.load().packages.keys()
+    measured = record.header(files.schema_of(Benchmark), None, precision) | {
         "status": "interrupted",  # until the end is reached
-        "packages": {module: _version(module) for module in sorted(packages)},
-        # which grows with the shape
+        "packages": {module: package_version(module) for module in sorted(packages)},
+        # Without the maximum length, which grows with the shape.
         "model": smallest.model.model_dump(exclude={"max_sequence_length"}),
         "seed": smallest.seed,
         "models": [model.name for model in models],
@@ -99,33 +106,33 @@ def measure(
         "cells": [],
         "accuracy": [],
     }
-
     jobs: list[Job] = []
-    energy = "energy" in arguments.metrics
-    for model in models if "accuracy" in arguments.metrics else []:
-        entry = _blank(model, smallest)
-        measured["accuracy"].append(entry)
-        jobs.append((entry, partial(errors, model, baseline, smallest)))
-    for shape in shapes if arguments.metrics != ["accuracy"] else []:
-        row = []
+    if "accuracy" in arguments.metrics:
         for model in models:
-            cell = _blank(model, shape) | {"runs": []}
-            measured["cells"].append(cell)
-            row.append((cell, partial(speed, model, shape, arguments.num_steps, energy)))
-        jobs += row * arguments.repeats
-    return _run(
-        jobs,
-        measured,
-        path,
-        lambda work: job_runner.in_a_process(work, smallest.device, arguments.timeout),
-    )
+            cell = new_cell(model, smallest)
+            measured["accuracy"].append(cell)
+            jobs.append((cell, partial(errors, model, baseline, smallest)))
+    if arguments.metrics != ["accuracy"]:
+        energy = "energy" in arguments.metrics
+        for shape in shapes:
+            turn: list[Job] = []
+            for model in models:
+                cell = new_cell(model, shape) | {"runs": []}
+                measured["cells"].append(cell)
+                turn.append((cell, partial(speed, model, shape, arguments.num_steps, energy)))
+            jobs += turn * arguments.repeats
+
+    def in_a_process(work: Callable[[], Any]) -> job_runner.Outcome:
+        return job_runner.in_a_process(work, smallest.device, arguments.timeout)
+
+    return run_jobs(jobs, measured, path, in_a_process)
 
 
-def _run(
+def run_jobs(
     jobs: list[Job],
     measured: dict[str, Any],
     path: Path,
-    in_a_process: Callable[[Callable], dict[str, Any]],
+    in_a_process: Callable[[Callable], job_runner.Outcome],
 ) -> int:
     """Runs the jobs in turn; after each it prints a line and writes `measured`, which holds the
     cells.
@@ -142,25 +149,28 @@ def _run(
                 outcome = in_a_process(work)
             if received and outcome["status"] != "ok":  # Ctrl-C reaches the job too
                 continue
-            cell |= {key: outcome[key] for key in ("status", "reason")}
-            measured |= {key: outcome[key] for key in ("device", "environment") if key in outcome}
+            cell |= {"status": outcome["status"], "reason": outcome["reason"]}
+            if "device" in outcome:
+                measured |= {key: outcome[key] for key in ("device", "environment")}
             if outcome["status"] == "ok" and "runs" in cell:
                 cell["runs"].append(outcome["found"])
             elif outcome["status"] == "ok":
                 cell |= outcome["found"]
             files.write_measurement(path, measured, "--output-dir")
-            print(f"{number:4d} of {len(jobs)}  {place(cell):<28} {_said(cell)}", flush=True)
+            print(f"{number:4d} of {len(jobs)}  {place(cell):<28} {said_of(cell)}", flush=True)
         measured["status"] = "interrupted" if received else "completed"
         files.write_measurement(path, measured, "--output-dir")
-    return 128 + received[0] if received else int(any(cell["status"] in FAILED for cell, _ in jobs))
+    if received:
+        return 128 + received[0]
+    return int(any(cell["status"] in FAILED for cell, _ in jobs))
 
 
-def _version(module: str) -> str:
+def package_version(module: str) -> str:
     """That of the package that owns a module: `triton` is of pytorch-triton-rocm on an AMD GPU."""
     return importlib.metadata.version(importlib.metadata.packages_distributions()[module][0])
 
 
-def _blank(model: Model, shape: Options) -> dict[str, Any]:
+def new_cell(model: Model, shape: Options) -> dict[str, Any]:
     return {
         "model": model.name,
         "batch_size": shape.batch_size,
@@ -170,17 +180,7 @@ def _blank(model: Model, shape: Options) -> dict[str, Any]:
     }
 
 
-def place(entry: Mapping[str, Any]) -> str:
-    """A cell by name, such as "v1, B 8, S 128"."""
-    return f"{entry['model']}, B {entry['batch_size']}, S {entry['sequence_length']}"
-
-
-def reason(cell: Mapping[str, Any]) -> str:
-    """Why a cell was not measured, in one line."""
-    return f"{cell['status']}: {cell['reason']}" if cell["reason"] else cell["status"]
-
-
-def _said(cell: Mapping[str, Any]) -> str:
+def said_of(cell: Mapping[str, Any]) -> str:
     """The outcome of a cell's last process, for the terminal."""
     if cell["status"] != "ok":
         return reason(cell)
@@ -198,42 +198,47 @@ def built(model: Model, options: Options) -> tuple[preparation.Prepared, Precisi
     """
     version = model.load()
     device = devices.select(options.device)
-    capture_step = model.captured or None  # None: as the model has it
-    settings = replace(
-        version_files.switched(version, options, *model.flags), capture_step=capture_step
-    )
+    settings = version_files.switched(version, options, *model.flags)
+    # None: captured or not, as the model itself has it.
+    settings = replace(settings, capture_step=model.captured or None)
     precision = Precision(device, amp_dtype(options))
     devices.configure(device, options.seed)
     if not model.path:
         torch.use_deterministic_algorithms(False)
     # PyTorch draws weights of its own first, of which ours take the place: many seconds of a CPU at
-    # large
+    # large.
     with device:
-        made = version.make_model(settings)
+        module = version.make_model(settings)
     batch = version_files.random_batch(options, device)
-    return preparation.prepare_for_study(version, settings, precision, batch, model=made), precision
+    prepared = preparation.prepare_for_study(version, settings, precision, batch, model=module)
+    return prepared, precision
 
 
 def speed(model: Model, options: Options, count: int, energy: bool = False) -> Timed:
     """Times of `count` steps, peak memory, and joules if asked for; the weights are random, and not
     the seed's.
     """
-    with weights.drawn_on(devices.select(options.device)):
-        prepared, precision = built(model, options)
-    batch = version_files.random_batch(options, precision.device)
-    for _ in range(WARMUP):
+    device = devices.select(options.device)
+    with weights.drawn_on(device):
+        prepared, _ = built(model, options)
+    batch = version_files.random_batch(options, device)
+
+    def step() -> None:
         prepared.step(batch)
-    devices.synchronize(precision.device)
-    devices.reset_peak_memory(precision.device)
-    times = benchmark(lambda: prepared.step(batch), precision.device, warmup=1, iterations=count)
-    found = {"step_ms": summarize(times)} | devices.peak_memory(
-        precision.device, prepared.graph_peak_bytes
-    )
-    if reason := getattr(prepared.model, "switches", {}).get("no-kernels"):
-        found["no_kernels"] = reason
+
+    for _ in range(WARMUP):
+        step()
+    devices.synchronize(device)
+    devices.reset_peak_memory(device)
+    times = benchmark(step, device, warmup=1, iterations=count)
+    result: dict[str, Any] = {"step_ms": summarize(times)}
+    result |= devices.peak_memory(device, prepared.graph_peak_bytes)
+    no_kernels = getattr(prepared.model, "switches", {}).get("no-kernels")
+    if no_kernels:
+        result["no_kernels"] = no_kernels
     if energy:
-        found["joules"] = joules_a_step(lambda: prepared.step(batch), precision.device)
-    return cast(Timed, found)
+        result["joules"] = joules_a_step(step, device)
+    return cast(Timed, result)
 
 
 def joules_a_step(step: Callable[[], object], device: torch.device) -> float:
@@ -251,7 +256,11 @@ def joules_a_step(step: Callable[[], object], device: torch.device) -> float:
 
 def errors(model: Model, baseline: Model, options: Options) -> dict[str, Any]:
     """The errors against float64, as in `study_files.Accuracy`."""
-    found = accuracy.errors_against_float64(baseline.load(), model.load(), options, model.flags)
-    worst = max((name for name in found if name.startswith("gradient of ")), key=found.__getitem__)
-    gradient = worst.removeprefix("gradient of ")
-    return {"logits_error": found["logits"], "gradient_error": found[worst], "gradient": gradient}
+    by_tensor = accuracy.errors_against_float64(baseline.load(), model.load(), options, model.flags)
+    gradients = [name for name in by_tensor if name.startswith("gradient of ")]
+    worst = max(gradients, key=by_tensor.__getitem__)
+    return {
+        "logits_error": by_tensor["logits"],
+        "gradient_error": by_tensor[worst],
+        "gradient": worst.removeprefix("gradient of "),
+    }

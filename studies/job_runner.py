@@ -40,7 +40,7 @@ def in_a_process(work: Callable[[], Any], device: str, timeout: int | None = Non
 
 def _do(work: Callable[[], Any], device: str, sender: Any) -> None:
     """Does the work in its own process, and sends its outcome."""
-    # Ctrl-C reaches the study, which ends this process
+    # Ctrl-C reaches the study, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     outcome: Outcome = {
         "device": devices.describe(devices.select(device)),
@@ -49,9 +49,7 @@ def _do(work: Callable[[], Any], device: str, sender: Any) -> None:
     try:
         outcome |= {"status": "ok", "reason": None, "found": work()}
     except Exception as error:  # a cell that fails is a result; the others go on
-        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        outcome |= {
-            "status": "out of memory" if devices.is_out_of_memory(error) else "failed",
-            "reason": said[:500],
-        }
+        message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        status = "out of memory" if devices.is_out_of_memory(error) else "failed"
+        outcome |= {"status": status, "reason": message[:500]}
     sender.send(outcome)

@@ -3,11 +3,13 @@ share.
 
 A version is a module with
 
-    TinyLlama(config)                            the model
-    make_model(options)                          the model that the options ask for
-    make_optimizer(model, options)               AdamW
-    make_step(model, optimizer, precision)       a function of a batch: one training step, which returns its loss
-    train(options, make_model, make_step)        a run, as `common.training.run.Run` records it; other functions may be given
+    TinyLlama(config)                        the model
+    make_model(options)                      the model that the options ask for
+    make_optimizer(model, options)           AdamW
+    make_step(model, optimizer, precision)   a function of a batch: one training step, which returns
+                                             its loss
+    train(options, make_model, make_step)    a run, as `common.training.run.Run` records it; other
+                                             functions may be given
 
 and, where it has any, `SWITCHES` ({name: whether it is on by default}), `CAPTURED` (whether a step
 is captured unless the flags say otherwise) and `PARALLEL` (the forms of --parallel that it
@@ -57,34 +59,32 @@ def load(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (SyntaxError, ImportError) as error:
         raise UsageError(f"{path} cannot be imported: {error}") from error
-    missing = [required for required in REQUIRED if not hasattr(module, required)]
+    missing = [name for name in REQUIRED if not hasattr(module, name)]
     if missing:
         raise UsageError(
-            f"{path} is not a version: it has no {', '.join(missing)} (see studies/version_files.py)"
+            f"{path} is not a version: it has no {', '.join(missing)} "
+            "(see studies/version_files.py)"
         )
     return module
 
 
 def run_parser(version: ModuleType, description: str | None, analyzed: str = "") -> ArgumentParser:
-    """The flags of a version's run, for `run_options`; `analyzed` is what a program reports on,
-    which profiles its runs.
+    """The flags of a version's run, for `run_options`.
+
+    Args:
+        analyzed: the files on which a program reports that profiles its runs; empty for others.
     """
-    result = ArgumentParser(description=description)
-    cli.add_model_flags(result)
-    cli.add_training_flags(result)
-    cli.add_profiling_flags(result)
+    parser = ArgumentParser(description=description)
+    cli.add_model_flags(parser)
+    cli.add_training_flags(parser)
+    cli.add_profiling_flags(parser)
     if hasattr(version, "SWITCHES"):
-        cli.add_switches(result, version.SWITCHES)
+        cli.add_switches(parser, version.SWITCHES)
     if analyzed:
-        result.add_argument(
-            "--analyze-existing",
-            type=Path,
-            nargs="+",
-            metavar="FILE",
-            help=f"{analyzed} to show; runs nothing",
-        )
-        result.set_defaults(enable_pytorch_profiler=True)
-    return result
+        shown = f"{analyzed} to show; runs nothing"
+        parser.add_argument("--analyze-existing", type=Path, nargs="+", metavar="FILE", help=shown)
+        parser.set_defaults(enable_pytorch_profiler=True)
+    return parser
 
 
 def run_options(version: ModuleType, arguments: Namespace) -> RunOptions:
@@ -94,9 +94,9 @@ def run_options(version: ModuleType, arguments: Namespace) -> RunOptions:
 
 def parser(description: str | None, *left_out: str) -> ArgumentParser:
     """The flags of a comparison, for `resolve`, but for those that a script leaves out."""
-    result = ArgumentParser(description=description)
-    cli.add(result, *(flag for flag in SHARED if flag not in left_out))
-    return result
+    comparison = ArgumentParser(description=description)
+    cli.add(comparison, *(flag for flag in SHARED if flag not in left_out))
+    return comparison
 
 
 def resolve(arguments: Namespace) -> Options:
@@ -110,11 +110,11 @@ def switched(version: ModuleType, options: cli.Kind, *flags: str) -> cli.Kind:
     """The options with the version's switches as given, or at their defaults. UsageError: a flag is
     unknown or contradicted.
     """
-    own = ArgumentParser()
+    parser = ArgumentParser()
     defaults = getattr(version, "SWITCHES", {})
     if defaults:
-        cli.add_switches(own, defaults)
-    return replace(options, switches=cli.switches(cli.parse(own, flags), defaults))
+        cli.add_switches(parser, defaults)
+    return replace(options, switches=cli.switches(cli.parse(parser, flags), defaults))
 
 
 def random_batch(options: Options, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ import copy
 from pathlib import Path
 
 from common.config import ModelConfig
-from studies import gemm_operations
+from studies import gemm
 from tracepage.files import write_json
 
 
@@ -212,9 +212,7 @@ def gemms(config: ModelConfig, grid=((2, 8), (4, 8))) -> dict:
             "precision": "fp32",
         },
         "gemms": [
-            row
-            for point in grid
-            for row in timed(gemm_operations.products(config, *point), point, 0.25)
+            row for point in grid for row in timed(gemm.products(config, *point), point, 0.25)
         ],
     }
 

@@ -55,7 +55,8 @@ def test_every_version_has_its_loop_in_sight_and_the_same(path):
 
 # --------------------------------------------------------------------------------------------------- who may use whom
 
-ROOM_LIMIT = 18  # modules in a room
+ROOM_LIMIT = 18  # modules in a room; a view has a file, and a command has a view
+VIEW_LIMIT = 26
 HOUSES = ("tracepage", "common", "studies", "documents")  # each uses those before it
 # its rooms; each uses those before it
 TRACEPAGE = ("", "records", "cost", "readers", "show", "views")
@@ -116,7 +117,8 @@ def test_a_room_is_small_and_no_two_modules_have_one_name():
     assert {
         str(folder): count
         for folder, count in counts.items()
-        if count > ROOM_LIMIT and folder.name != "common"
+        if count > (VIEW_LIMIT if folder.name == "views" else ROOM_LIMIT)
+        and folder.name != "common"
     } == {}
 
 

@@ -21,7 +21,8 @@ def require(packages: Sequence[str], advice: str) -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         print(
-            f"error: {', '.join(missing)} is not installed in this Python ({sys.executable}): {advice}",
+            f"error: {', '.join(missing)} is not installed in this Python ({sys.executable}): "
+            f"{advice}",
             file=sys.stderr,
         )
         sys.exit(2)

@@ -39,7 +39,8 @@ def writable_folder(folder: Path, flag: str) -> Path:
             pass
     except OSError as error:
         raise UsageError(
-            f"{flag}: cannot write in {folder}: {error.strerror}; name a folder that you can write to"
+            f"{flag}: cannot write in {folder}: {error.strerror}; "
+            "name a folder that you can write to"
         ) from error
     return folder
 
@@ -150,9 +151,9 @@ def read_json(path: Path, schema: str | None = None) -> Any:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON or is cut off: {error}") from error
-    if schema is not None and (not isinstance(content, dict) or content.get("schema") != schema):
-        found = content.get("schema", "none") if isinstance(content, dict) else "none"
-        raise UsageError(f"{path} is not a file of schema {schema} (found: {found})")
+    written = content.get("schema", "none") if isinstance(content, dict) else "none"
+    if schema not in (None, written):
+        raise UsageError(f"{path} is not a file of schema {schema} (found: {written})")
     return content
 
 
@@ -179,7 +180,7 @@ def check(path: Path, content: Any, model: type[Content], place: str = "") -> Co
     wrong field, after `place`.
     """
     try:
-        _adapter(model).validate_python(content, strict=True)  # type: ignore[arg-type]  # mypy: a TypedDict class has no hash
+        _adapter(model).validate_python(content, strict=True)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = place + ".".join(map(str, first["loc"])) or "the file"

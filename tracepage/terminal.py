@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-# columns
-LEAST = 80
+LEAST = 80  # columns
 MOST = 120
 SECONDS = 5.0  # between two lines of progress
 
@@ -30,7 +29,7 @@ def wrapped(line: str, indent: int = 0) -> str:
     return textwrap.fill(
         line,
         width(),
-        subsequent_indent=" " * indent,
+        subsequent_indent="".ljust(indent),
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -38,7 +37,7 @@ def wrapped(line: str, indent: int = 0) -> str:
 
 def counted(number: int, noun: str) -> str:
     """ "1 kernel", "2,345 kernels"."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def shortened(text: str, width: int) -> str:
@@ -79,8 +78,8 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[None]:
-    """Says what is done, and for how long, after SECONDS."""
+def progress(work: str) -> Iterator[None]:
+    """Says which work is done, and for how long, after SECONDS."""
     done = threading.Event()
     start = time.monotonic()
     line = Line(sys.stderr)
@@ -88,7 +87,7 @@ def progress(what: str) -> Iterator[None]:
 
     def speak() -> None:
         while not done.wait(SECONDS) and first:
-            line.show(f"{what}: {time.monotonic() - start:.0f} s")
+            line.show(f"{work}: {time.monotonic() - start:.0f} s")
 
     thread = threading.Thread(target=speak, daemon=True)
     thread.start()
@@ -117,7 +116,9 @@ def time_unit(ms: float) -> tuple[str, float]:
 
     A column of times takes one unit, that of its largest value.
     """
-    return ("us", 1e3) if abs(ms) < 1 else ("ms", 1.0) if abs(ms) < 1000 else ("s", 1e-3)
+    if abs(ms) < 1:
+        return "us", 1e3
+    return ("ms", 1.0) if abs(ms) < 1000 else ("s", 1e-3)
 
 
 def format_time(ms: float) -> str:

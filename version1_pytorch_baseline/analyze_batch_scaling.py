@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root of this clone
 
 from common import cli
-from tracepage.views import growth
+from tracepage.views import batch_scaling
 
 
 def main() -> None:
@@ -33,7 +33,8 @@ def main() -> None:
     )
     cli.add_output_dir(parser, "batch_scaling")
     options = cli.parse(parser)
-    print(growth.batch_scaling(options.profile_dirs).publish(options.output_dir, "batch_scaling"))
+    report = batch_scaling.render_batch_scaling(options.profile_dirs)
+    print(report.publish(options.output_dir, "batch_scaling"))
 
 
 if __name__ == "__main__":

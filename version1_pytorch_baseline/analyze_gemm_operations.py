@@ -17,8 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root of this
 from common import cli, config
 from common import device as devices
 from common.precision import AMP_DTYPES
-from studies import gemm_operations
+from studies import gemm
 from tracepage.files import writable_file
+from tracepage.views.gemm_operations import render_gemms
 
 
 def main() -> None:
@@ -52,8 +53,8 @@ def main() -> None:
     model = config.resolve(file=options.model_config, training={"sequence_length": 2}).model
     device = devices.select(options.device)
     path = writable_file(options.output_dir / "gemm_analysis.json", "--output-dir")
-    measured = gemm_operations.measure(model, options, device, path)
-    print(gemm_operations.analyze(measured).publish(path.parent, path.stem))
+    gemm.measure(model, options, device, path)
+    print(render_gemms(path).publish(path.parent, path.stem))
 
 
 if __name__ == "__main__":

@@ -42,11 +42,11 @@ def main() -> None:
     if options.check and options.expect is not None:
         parser.error("--check reads the guess from --file: leave --expect out")
     if options.check:
-        report = predictions.check(
+        report = predictions.check_prediction(
             options.profiles[0], options.profiles[1], options.change, options.file
         )
     elif options.change and options.expect is not None:
-        report = predictions.predict(
+        report = predictions.note_prediction(
             options.profiles[0], options.change, options.expect, "v1", options.file
         )
     else:

@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument(
         "records", type=Path, nargs="+", metavar="FILE", help="what a run wrote to --metrics-out"
     )
-    print(runs.show(cli.parse(parser).records).terminal())
+    print(runs.render_runs(cli.parse(parser).records).terminal())
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root of this clone
 
 from common import cli
-from tracepage.views import compare
+from tracepage.views import kernel_reduction
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
         help="names in each table (default: 15)",
     )
     options = cli.parse(parser)
-    report = compare.kernel_reduction(options.baseline, options.fused, options.top)
+    report = kernel_reduction.render_kernel_reduction(options.baseline, options.fused, options.top)
     print(report.publish(options.output_dir, "kernel_reduction"))
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root of this clone
 
 from common import cli
-from tracepage.views import growth
+from tracepage.views import sequence_memory
 
 
 def main() -> None:
@@ -36,9 +36,8 @@ def main() -> None:
     )
     cli.add_output_dir(parser, "sequence_memory")
     options = cli.parse(parser)
-    print(
-        growth.sequence_memory(options.profile_dirs).publish(options.output_dir, "sequence_memory")
-    )
+    report = sequence_memory.render_sequence_memory(options.profile_dirs)
+    print(report.publish(options.output_dir, "sequence_memory"))
 
 
 if __name__ == "__main__":

@@ -24,9 +24,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root of this clone
 
 from common import cli
-from studies import benchmark, benchmark_report, version_files
+from studies import benchmark, version_files
 from studies.peers import known_models
 from tracepage.files import writable_file
+from tracepage.views.benchmark_suite import render_benchmark
 
 AVAILABLE = "available"
 PRESET = "preset"
@@ -104,7 +105,7 @@ def main() -> int:
     models, shapes = benchmark.plan(options, known)
     path = writable_file(options.output_dir / "benchmark.json", "--output-dir", (options.config,))
     code = benchmark.measure(options, models, shapes, next(iter(known.values())), path)
-    print(f"\n{benchmark_report.analyze(path).publish(options.output_dir, 'benchmark')}")
+    print(f"\n{render_benchmark(path).publish(options.output_dir, 'benchmark')}")
     return code
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root of this clone
 
 from common import cli
-from tracepage.views import compare
+from tracepage.views import version_comparison
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, metavar="FILE.md", help="write the same as Markdown")
     options = cli.parse(parser)
-    report = compare.versions(options.v1, options.v2)
+    report = version_comparison.render_versions(options.v1, options.v2)
     print(
         report.publish_as(options.output, ("md",), "--output")
         if options.output

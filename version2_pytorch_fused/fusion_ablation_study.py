@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root of this
 from common import cli
 from studies import ablation, version_files
 from tracepage.files import writable_file
-from tracepage.views import ablation_effects
+from tracepage.views import fusion_ablation
 from version2_pytorch_fused import tiny_llama_v2
 
 
@@ -44,7 +44,7 @@ def main() -> int:
     code = ablation.measure(
         tiny_llama_v2, options, arguments.all_combinations, arguments.rounds, path
     )
-    print(f"\n{ablation_effects.analyze(path).publish(path.parent, path.stem)}")
+    print(f"\n{fusion_ablation.render_ablation(path).publish(path.parent, path.stem)}")
     return code
 
 

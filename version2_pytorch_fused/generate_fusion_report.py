@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root of this clone
 
 from common import cli
-from tracepage.views import compare
+from tracepage.views import fusion_report
 
 BASELINE = [
     Path("../version1_pytorch_baseline", name) for name in ("pytorch_profiles", "complete_analysis")
@@ -55,9 +55,11 @@ def main() -> None:
         if not any(map(Path.exists, default))
     ]
     if missing and all(getattr(options, name) in (BASELINE, FUSED) for name in missing):
-        print(compare.nothing_measured([COMMANDS[name] for name in missing], output))
+        print(fusion_report.write_commands([COMMANDS[name] for name in missing], output))
         return
-    print(compare.fusion_report(options.baseline, options.fused, options.ablation, output))
+    print(
+        fusion_report.write_fusion_report(options.baseline, options.fused, options.ablation, output)
+    )
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root of this
 from common import cli
 from studies import batch_size, version_files
 from tracepage.files import writable_file
+from tracepage.views.batch_size_search import render_batch_search
 from version2_pytorch_fused import tiny_llama_v2
 
 
@@ -45,8 +46,8 @@ def main() -> int:
     path = writable_file(
         arguments.output_dir / "batch_search.json", "--output-dir", (arguments.config,)
     )
-    measured, code = batch_size.measure(tiny_llama_v2, arguments, own_flags, path)
-    print(f"\n{batch_size.analyze(measured).publish(path.parent, path.stem)}")
+    code = batch_size.measure(tiny_llama_v2, arguments, own_flags, path)
+    print(f"\n{render_batch_search(path).publish(path.parent, path.stem)}")
     return code
 
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root of this
 
 from common import cli
 from tracepage.errors import UsageError
-from tracepage.views import compare
+from tracepage.views import performance_regression
 
 
 def main() -> int:
@@ -58,7 +58,7 @@ def main() -> int:
                 f"{path} does not exist; make both runs here: `python ../version1_pytorch_baseline/tiny_llama_v1.py "
                 f"--metrics-out {options.baseline_results}` and `python tiny_llama_v2.py --metrics-out {options.current_results}`"
             )
-    verdict = compare.regression(
+    verdict = performance_regression.render_regression(
         options.baseline_results,
         options.current_results,
         options.min_speedup,

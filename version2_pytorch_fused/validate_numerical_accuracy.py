@@ -18,7 +18,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root of this clone
 
 from common import cli
+from common import device as devices
+from common.precision import Precision, amp_dtype
 from studies import accuracy, version_files
+from tracepage.views.numerical_accuracy import render_accuracy
 
 
 def main() -> int:
@@ -44,7 +47,8 @@ def main() -> int:
     baseline = version_files.load(arguments.baseline)
     optimized = version_files.load(arguments.optimized)
     errors = accuracy.compare(baseline, optimized, options, own_flags)
-    report, passed = accuracy.report(errors, options, arguments.tolerance)
+    precision = Precision(devices.select(options.device), amp_dtype(options)).name
+    report, passed = render_accuracy(errors, precision, arguments.tolerance)
     print(report.terminal())
     return 0 if passed else 1
 

@@ -48,7 +48,7 @@ from tracepage.errors import UsageError
 from tracepage.files import schema_of, writable_file, write_measurement
 from tracepage.records.study_files import KernelBenchmark
 from tracepage.terminal import progress
-from tracepage.views.kernel_benchmark import report
+from tracepage.views.kernel_benchmark import render_kernel_benchmark
 from version3_triton import kernels
 from version3_triton.kernel_cases import Case, Shape, case, in_turns, replayed
 from version3_triton.kernels import reference
@@ -222,7 +222,7 @@ def run(
     with progress("timing the operations"):
         for measured in measure(options, shapes(options, sizes), operations, peers):
             write_measurement(path, measured, "--metrics-out")
-    print(f"{report(measured).terminal()}\n\n  metrics      {path}")
+    print(f"{render_kernel_benchmark(path).terminal()}\n\n  metrics      {path}")
 
 
 def of_version(options: RunOptions) -> int:

@@ -30,7 +30,7 @@ from tracepage import files
 from tracepage.cost import flops
 from tracepage.records import step_profile
 from tracepage.records.run_record import TimedRun
-from tracepage.records.study_files import FlopCounts, Work
+from tracepage.records.study_files import CountedWork, FlopCounts
 from tracepage.views import flop_counts, roofline
 
 import torch
@@ -158,7 +158,7 @@ def write(folder: Path, counted: dict[str, dict[str, int]], run: TimedRun) -> li
         FlopCounts,
         {"schema": files.schema_of(FlopCounts), "counts": counts, "parts": parts, "run": run},
     )
-    result = flop_counts.report(profile)
+    result = flop_counts.render_flop_counts(profile)
     result.json("flops_profile", profile)
     return result.write(folder, "flops", ("json", "csv"), "--flops-dir")
 
@@ -169,5 +169,5 @@ def add_work(path: Path, profile: Path) -> None:
     """
     content = step_profile.read(profile)
     if not content["attention_only"]:
-        work = [cast(Work, point._asdict()) for point in roofline.from_profile(content)]
-        files.write_json(path, flop_counts.read(path) | {"work": work})
+        work = [cast(CountedWork, point._asdict()) for point in roofline.from_profile(content)]
+        files.write_json(path, flop_counts.read_counts(path) | {"work": work})

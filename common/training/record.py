@@ -87,7 +87,7 @@ def build(run: Any, outcome: Any) -> RunRecord | TimedRun:
         run_record.SCHEMA, run.device, run.precision.name, options.allow_tf32, options.model
     )
     facts = cast(
-        run_record.Run,
+        run_record.AnyRun,
         first
         | {
             "status": outcome.status,
@@ -113,7 +113,7 @@ def build(run: Any, outcome: Any) -> RunRecord | TimedRun:
         },
     )
     step_ms = outcome.step_ms
-    loss: run_record.Loss = {"uniform": math.log(options.model.vocab_size), "all": outcome.losses}
+    loss: run_record.Losses = {"uniform": math.log(options.model.vocab_size), "all": outcome.losses}
     if outcome.own_from is not None and (own := len(outcome.losses) - outcome.own_from):
         loss["own"] = own
     if not step_ms:

@@ -124,7 +124,7 @@ class TinyLlama(nn.Module):
         return self.lm_head(self.hidden_states(input_ids))
 
     def loss(self, input_ids: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats; `targets` [B, S] are the tokens that follow, already shifted."""
+        """Mean cross-entropy in nats; `targets` [B, S] are the next tokens, already shifted."""
         return linear_cross_entropy(self.hidden_states(input_ids), self.lm_head.read(), targets)
 
     def baseline_state_dict(self) -> dict[str, Tensor]:
@@ -173,47 +173,40 @@ class CompiledAdamW(torch.optim.Optimizer):
     """
 
     def __init__(self, model: TinyLlama, dtype: torch.dtype, lr: float, compiled: bool) -> None:
-        # the other numbers are torch.optim.AdamW's
-        super().__init__(
-            model.parameters(),
-            dict(lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, capturable=True),
-        )
+        # The other numbers are torch.optim.AdamW's.
+        numbers = dict(lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, capturable=True)
+        super().__init__(model.parameters(), numbers)
         self.working = {}  # parameter: its copy
         for module in model.modules():
             if isinstance(module, Linear):
                 module.working = module.weight.detach().to(dtype, copy=True).requires_grad_()
                 self.working[module.weight] = module.working
         device = model.embed_tokens.weight.device
-        # on the device, for a captured step
-        self.steps, self.rate = (torch.zeros((), device=device) for _ in range(2))
+        # Both are on the device, for a captured step.
+        self.steps = torch.zeros((), device=device)
+        self.rate = torch.zeros((), device=device)
         for parameter in model.parameters():
-            moments = {
-                name: torch.zeros_like(parameter, requires_grad=False)
-                for name in ("exp_avg", "exp_avg_sq")
+            self.state[parameter] = {
+                "step": self.steps,
+                "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+                "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
             }
-            self.state[parameter] = {"step": self.steps, **moments}
         self.update = devices.compiled(adamw, device, compiled)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # a compiled update can call no closure
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         (group,) = self.param_groups
         rows = []
         for parameter in group["params"]:
             copy = self.working.get(parameter)
-            state = self.state[parameter]
-            gradients = [
-                leaf.grad
-                for leaf in (copy, parameter)
-                if leaf is not None and leaf.grad is not None
-            ]
-            copy = None if copy is None else copy.detach()
-            rows.append(
-                (parameter.detach(), copy, state["exp_avg"], state["exp_avg_sq"], gradients)
-            )
+            leaves = [parameter] if copy is None else [copy, parameter]
+            gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
+            working = None if copy is None else copy.detach()
+            moments = self.state[parameter]["exp_avg"], self.state[parameter]["exp_avg_sq"]
+            rows.append((parameter.detach(), working, *moments, gradients))
         self.rate.fill_(group["lr"])
-        self.update(
-            rows, self.steps, self.rate, (*group["betas"], group["eps"], group["weight_decay"])
-        )
+        numbers = (*group["betas"], group["eps"], group["weight_decay"])
+        self.update(rows, self.steps, self.rate, numbers)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops all gradients, those of the working copies too."""

@@ -1,12 +1,17 @@
 """External baselines: transformers' LLaMA, compiled or with Liger's kernels, and a LLaMA that is
 fused by hand.
 
-    hf              transformers.LlamaForCausalLM, eager, with attention by scaled_dot_product_attention
+    hf              transformers.LlamaForCausalLM, eager, with attention by
+                    scaled_dot_product_attention
     hf-compile      its forward pass and loss in one torch.compile, in the default mode
-    liger           hf with liger-kernel's RoPE, RMSNorm and SwiGLU, and its fused output head and loss (NVIDIA or AMD GPU)
-    liger-compile   the same compiled, with transformers' loss, as Liger's waits for the GPU; so its step can also be captured
-    captured        the model of `captured_peer` in one torch.compile, with PyTorch's fused AdamW, and its step captured (GPU)
-    captured-bf16   the same with bf16 weights over fp32 masters, and an AdamW by torch.compile that writes both (GPU)
+    liger           hf with liger-kernel's RoPE, RMSNorm and SwiGLU, and its fused output head and
+                    loss (NVIDIA or AMD GPU)
+    liger-compile   the same compiled, with transformers' loss, as Liger's waits for the GPU; so its
+                    step can also be captured
+    captured        the model of `captured_peer` in one torch.compile, with PyTorch's fused AdamW,
+                    and its step captured (GPU)
+    captured-bf16   the same with bf16 weights over fp32 masters, and an AdamW by torch.compile that
+                    writes both (GPU)
 
 A baseline is used like a version: it starts from Version 1's weights, in fp32, and is trained with
 AdamW and autocast. These choices keep transformers from doing extra work:
@@ -41,8 +46,8 @@ from tracepage.errors import UsageError
 import torch
 from torch import Tensor, nn
 
-# Module to import: what installs it, without a torch or triton that would replace the one that is
-# there.
+# Each module with a line that installs it, without a torch or triton that would replace the one
+# that is there.
 TRANSFORMERS = {"transformers": "pip install 'transformers>=4.53'"}
 LIGER = {
     "liger_kernel": "pip install --no-deps liger-kernel",
@@ -68,7 +73,7 @@ class TinyLlama(nn.Module):
         return self.llama(input_ids=input_ids).logits
 
     def loss(self, input_ids: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats; `targets` [B, S] are the tokens that follow, already shifted."""
+        """Mean cross-entropy in nats; `targets` [B, S] are the next tokens, already shifted."""
         return self.llama(input_ids=input_ids, labels=targets, shift_labels=targets).loss
 
     def baseline_state_dict(self) -> dict[str, Tensor]:
@@ -82,8 +87,9 @@ class TinyLlama(nn.Module):
 def rename_on_load(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_) -> None:
     """A pre-hook of `load_state_dict` that puts transformers' prefixes before Version 1's names."""
     for name in [name for name in state_dict if not name.startswith(f"{prefix}llama.")]:
-        own = name.removeprefix(prefix)
-        inner = own if own.startswith("lm_head.") else f"model.{own}"
+        inner = name.removeprefix(prefix)
+        if not inner.startswith("lm_head."):
+            inner = f"model.{inner}"
         state_dict[f"{prefix}llama.{inner}"] = state_dict.pop(name)
 
 
@@ -115,7 +121,8 @@ class Peer:
             raise UsageError(f"{self.name} needs an NVIDIA or AMD GPU")
         if self.working and amp_dtype != torch.bfloat16:
             raise UsageError(f"{self.name} needs --use-amp with bfloat16")
-        if self.CAPTURED and (problem := devices.compile_problem(device)):
+        problem = devices.compile_problem(device) if self.CAPTURED else None
+        if problem:
             raise UsageError(problem)
 
     def make_model(self, options: Options) -> nn.Module:

@@ -35,40 +35,40 @@ class Model(NamedTuple):
 
     def load(self) -> Any:
         """The version's module, or the baseline, which has the functions of one."""
-        return (
-            version_files.load(self.path)
-            if self.path
-            else external_baselines.PEERS[self.name.removesuffix(CAPTURED)]
-        )
+        if self.path:
+            return version_files.load(self.path)
+        return external_baselines.PEERS[self.name.removesuffix(CAPTURED)]
 
 
 def find(root: Path = ROOT) -> dict[str, Model]:
     """The models by name: the versions in the folders of `root`, of which the first is the
     baseline, their variants, and the external baselines.
     """
-    found = []
+    models = []
     without = []
     eager = []  # those that are captured only when asked to be
     for path in sorted(root.glob("version*_*/tiny_llama_v*.py")):
         version = version_files.load(path)
         name = record.name(version)
-        own = [Model(name, path)]
         switches = getattr(version, "SWITCHES", {})
-        for switch, end in (("torch-compile", COMPILED), ("fp8", FP8)):
-            if switch in switches:
-                own.append(Model(name + end, path, (f"--enable-{switch}",)))
-        found += own
-        without += [
-            Model(name + WITHOUT + switch, path, (f"--disable-{switch}",))
-            for switch, on in switches.items()
-            if on
-        ]
-        eager += [] if getattr(version, "CAPTURED", False) else own
-    peers = external_baselines.PEERS
-    found += map(Model, peers)
-    eager += [Model(name) for name, peer in peers.items() if not peer.CAPTURED]
-    found += [model._replace(name=model.name + CAPTURED, captured=True) for model in eager]
-    return {model.name: model for model in found + without}
+        variants = [Model(name, path)]
+        if "torch-compile" in switches:
+            variants.append(Model(name + COMPILED, path, ("--enable-torch-compile",)))
+        if "fp8" in switches:
+            variants.append(Model(name + FP8, path, ("--enable-fp8",)))
+        models += variants
+        if not getattr(version, "CAPTURED", False):
+            eager += variants
+        for switch, on in switches.items():
+            if on:
+                without.append(Model(name + WITHOUT + switch, path, (f"--disable-{switch}",)))
+    for name, peer in external_baselines.PEERS.items():
+        models.append(Model(name))
+        if not peer.CAPTURED:
+            eager.append(Model(name))
+    for model in eager:
+        models.append(model._replace(name=model.name + CAPTURED, captured=True))
+    return {model.name: model for model in models + without}
 
 
 def available(options: Namespace, known: dict[str, Model]) -> list[str]:
@@ -82,11 +82,11 @@ def available(options: Namespace, known: dict[str, Model]) -> list[str]:
         if model.captured or name.endswith(FP8) or WITHOUT in name:
             continue
         problem = devices.compile_problem(device) if name.endswith(COMPILED) else None
-        try:
-            if not model.path:
+        if not model.path:
+            try:
                 model.load().check(device, amp_dtype(options))
-        except UsageError as error:
-            problem = str(error)
+            except UsageError as error:
+                problem = str(error)
         if problem:
             print(f"leaves out {name}: {problem}")
         else:

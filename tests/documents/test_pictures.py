@@ -24,7 +24,7 @@ SHOWN = {
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_picture_of_the_documents_is_drawn_for_who_can_see_it_and_who_cannot(name):
-    picture = rewrite.drawn(SHOWN[name])
+    picture = rewrite.draw_picture(SHOWN[name])
     svg = picture.svg()
     assert (
         ElementTree.fromstring(svg).findtext("{*}title") == picture.description

@@ -23,9 +23,9 @@ def repository(tmp_path, monkeypatch):
         f"Before\n{picture}\nAfter\n<!-- table: formula_tables.presets -->\n<!-- /table -->\n"
     )
     monkeypatch.setattr(rewrite, "documents", lambda: [page])
-    rewrite.drawn.cache_clear()
+    rewrite.draw_picture.cache_clear()
     yield page
-    rewrite.drawn.cache_clear()
+    rewrite.draw_picture.cache_clear()
 
 
 def test_a_check_changes_nothing_and_fails_until_the_documents_are_rewritten(

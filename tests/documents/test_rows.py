@@ -52,13 +52,13 @@ def test_a_list_in_a_record_has_a_row_each(tmp_path):
 
 
 def test_files_come_in_the_order_of_presets_and_a_pattern_without_files_is_refused():
-    assert [rows.preset_of(path) for path in rows.found(["results/h200/v1_*.json"])] == [
+    assert [rows.preset_of(path) for path in rows.find(["results/h200/v1_*.json"])] == [
         "tiny",
         "small",
         "medium",
     ]
     with pytest.raises(UsageError, match="there is no results/nobody"):
-        rows.found(["results/nobody/v1_*.json"])
+        rows.find(["results/nobody/v1_*.json"])
 
 
 def test_a_profile_beside_a_run_gives_launches_and_shares_of_its_step(tmp_path):

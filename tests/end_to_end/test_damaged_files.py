@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from common import config
 from common.training import flop_counters
-from studies import benchmark_report
 from tests import records
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES, STATS, write_database
@@ -20,7 +19,7 @@ from tracepage.files import read, write_json
 from tracepage.readers import chrome_trace, load_kernels
 from tracepage.records import run_record, step_profile
 from tracepage.records.study_files import Predictions
-from tracepage.views import ablation_effects, flop_counts, kernel_benchmark
+from tracepage.views import benchmark_suite, flop_counts, fusion_ablation, kernel_benchmark
 
 import pytest
 
@@ -67,7 +66,7 @@ VALID = [
         of(records.profile(records.record(), [{"name": "aten::mm"}])),
         step_profile.read,
     ),
-    Valid("flops_profile.json", write_flops, flop_counts.read),
+    Valid("flops_profile.json", write_flops, flop_counts.read_counts),
     Valid("trace_1.json", lambda path: path.write_text(json.dumps(gpu_trace())), chrome_trace.load),
     Valid("a_kernel_trace.csv", copied(FIXTURES / "new_kernel_trace.csv"), load_kernels.load),
     Valid("a_kernel_stats.csv", lambda path: path.write_text(STATS), load_kernels.load),
@@ -77,13 +76,17 @@ VALID = [
     Valid(
         "fusion_ablation.json",
         copied(RESULTS / "h100/v2_ablation_tiny_fp32.json"),
-        ablation_effects.analyze,
+        fusion_ablation.render_ablation,
     ),
     Valid(
-        "benchmark.json", copied(RESULTS / "cpu/benchmark_tiny_fp32.json"), benchmark_report.analyze
+        "benchmark.json",
+        copied(RESULTS / "cpu/benchmark_tiny_fp32.json"),
+        benchmark_suite.render_benchmark,
     ),
     Valid(
-        "metrics_kernels.json", copied(RESULTS / "h100/kernels_loss.json"), kernel_benchmark.analyze
+        "metrics_kernels.json",
+        copied(RESULTS / "h100/kernels_loss.json"),
+        kernel_benchmark.render_kernel_benchmark,
     ),
     Valid("predictions.json", of(GUESSES), lambda path: read(path, Predictions)),
     Valid(

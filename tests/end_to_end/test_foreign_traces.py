@@ -6,7 +6,9 @@ import gzip
 import json
 from pathlib import Path
 
+from tests import small_traces
 from tests.conftest import ROOT
+from tests.small_traces import event
 from tracepage.errors import UsageError
 from tracepage.readers import load_kernels
 from tracepage.readers.source import Source
@@ -19,28 +21,72 @@ TRACE = ROOT / "results/h200/traces/v4_small.json.gz"
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 EVENTS = json.loads(gzip.decompress(TRACE.read_bytes()))["traceEvents"]
 SECOND = 1e6  # us
-SAMPLES = ROOT.parent / "shared/samples"  # no part of the repository
-COUNTED = {  # launches and us
-    "gpu_only.json": (2, 150),
-    "oldcats.json": (2, 150),
-    "privateuse.json": (2, 150),
-    "neg_dur.json": (2, 150),
-    "kineto109_ts0.json": (2, 200),
-    "graph_nocorr.json": (101, 505),
-    "ncu_de.csv": (1, 1234.56),
-    "ncu_de2.csv": (1, 1234.567),
-}
-REFUSED = {
-    "backslash.json": "line 1 column 70",
-    "ctrl.json": "line 1 column 79",
-    "zst.json.zst": "is none of",
-    "utf16.json": "is none of",
-    "nsys_kern_sum.csv": "is none of",
-    "cpu_step_ended.json": "no operator falls into a profiled step",
-}
-needs_samples = pytest.mark.skipif(
-    not SAMPLES.exists(), reason="needs the samples of other programs' traces"
-)
+
+
+def launched(correlation: int, start: float, end: float, launch: str, kernel: str) -> list[dict]:
+    """A launch of the host and the kernel that it starts."""
+    return [
+        event(launch, "hipLaunchKernel", start - 8, start - 6, correlation=correlation),
+        event(kernel, f"k{correlation}", start, end, 0, stream=3, correlation=correlation),
+    ]
+
+
+def two_launches(launch: str = "cuda_runtime", kernel: str = "kernel") -> list[dict]:
+    """Kernels of 90 and of 60 us."""
+    return [*launched(1, 20, 110, launch, kernel), *launched(2, 130, 190, launch, kernel)]
+
+
+def traced(*events: dict) -> str:
+    return json.dumps({"traceEvents": events})
+
+
+MM = event("cpu_op", "aten::mm", 0, 9)
+STEP = event("user_annotation", "ProfilerStep#4", 0, 400)
+# a captured graph's launch has a correlation, and its kernels have none
+GRAPH = [
+    event("cuda_runtime", "hipGraphLaunch", 5, 9, correlation=8),
+    *(event("kernel", "in_graph", 20 + 2 * i, 21.5 + 2 * i, 0, stream=3) for i in range(40)),
+]
+ALREADY_OVER = event("kernel", "k3", 250, 247, 0, stream=3, correlation=3)
+# old kinetos wrote a kernel without times beside those of 2023
+AT_ZERO = [
+    *(each | {"ts": each["ts"] + 1.7e15} for each in two_launches()),
+    event("kernel", "k3", 0, 0, 0, stream=3, correlation=3) | {"ts": 0},
+]
+NCU_HEADER = "ID,Process ID,Kernel Name,Stream,Section Name,Metric Name,Metric Unit,Metric Value"
+NCU = f'{NCU_HEADER}\n0,3,"axpy<1, 2>",7,Command line profiler metrics,gpu__time_duration.sum,'
+
+COUNTED = {  # name: (content, launches, us)
+    "gpu_only.json": (traced(*two_launches()), 2, 150),
+    "old_categories.json": (traced(MM | {"cat": "Operator"}, *two_launches("Runtime", "Kernel")), 2, 150),
+    "private_use.json": (
+        traced(MM, *two_launches(kernel="privateuse1_kernel")[1::2], event("mtia_ccp_events", "k3", 200, 230, 0, correlation=3)),
+        3,
+        180,
+    ),
+    "negative_duration.json": (traced(MM, *two_launches(), ALREADY_OVER), 2, 150),
+    "start_at_zero.json": (traced(*AT_ZERO), 2, 150),
+    "graph_without_correlation.json": (traced(STEP, MM, *launched(1, 10, 15, "cuda_runtime", "kernel"), *GRAPH), 41, 65),
+    "ncu_german.csv": (f'{NCU}us,"2.345,67"\n', 1, 2345.67),
+    "ncu_german_ns.csv": (f'{NCU}ns,"2.345.678"\n', 1, 2345.678),
+}  # fmt: skip
+PYTHON = '{"traceEvents": [{"ph": "X", "cat": "python_function", "name": "'
+REFUSED = {  # name: (content, message)
+    "backslash.json": (PYTHON + 'C:\\src.py", "ts": 1, "dur": 1}]}', f"line 1 column {len(PYTHON) + 3}"),
+    "control.json": (PYTHON + 'main.py \x01", "ts": 1, "dur": 1}]}', f"line 1 column {len(PYTHON) + 9}"),
+    "zstd.json.zst": (b"\x28\xb5\x2f\xfd\x04\x58\x11\x00" + traced(MM).encode(), "is none of"),
+    "utf16.json": (traced(MM, *two_launches()).encode("utf-16"), "is none of"),
+    "nsys_summary.csv": ("Time (%),Total Time (ns),Instances,Avg (ns),Name\n100.0,800,2,400,axpy\n", "is none of"),
+    "step_without_operators.json": (
+        traced(STEP | {"dur": 20}, event("cpu_op", "aten::mm", 50, 90, shapes=[[4, 4], [4, 4]])),
+        "no operator falls into a profiled step",
+    ),
+}  # fmt: skip
+
+
+def written(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
 
 
 def loaded(path: Path, events: list[dict]) -> Source:
@@ -70,17 +116,17 @@ def other_run(events: list[dict]) -> list[dict]:
     numbers.
     """
     changed = []
-    for event in moved(events, SECOND):
-        arguments = event.get("args", {})
+    for shifted in moved(events, SECOND):
+        arguments = shifted.get("args", {})
         for key in ("correlation", "External id"):
             if arguments.get(key):
                 arguments = arguments | {key: arguments[key] + 10**8}
         name = (
-            event["name"].replace("ProfilerStep#", "ProfilerStep#9")
-            if "ProfilerStep#" in event.get("name", "")
-            else event["name"]
+            shifted["name"].replace("ProfilerStep#", "ProfilerStep#9")
+            if "ProfilerStep#" in shifted.get("name", "")
+            else shifted["name"]
         )
-        changed.append(event | {"args": arguments, "name": name})
+        changed.append(shifted | {"args": arguments, "name": name})
     return changed
 
 
@@ -106,30 +152,39 @@ def counted_by_hand(events: list[dict]) -> pandas.DataFrame:
     return frame[frame.cat.isin(DEVICE) & frame.correlation.isin(launched)]
 
 
-TRACES = [
-    *sorted(ROOT.glob("results/*/*traces/*.json.gz")),
-    *sorted(SAMPLES.glob("rocprof/torch-profiler-*/*.json.gz")),
-]
+def check_count(path: Path, events: list[dict]) -> None:
+    kernels = load_kernels.load(path)
+    by_hand = counted_by_hand(events)
+    assert len(kernels.table) == kernels.table.calls.sum() == len(by_hand) > 0
+    assert kernels.table.duration_ns.sum() == pytest.approx(1e3 * by_hand.dur.sum(), rel=1e-6)
+
+
+TRACES = sorted(ROOT.glob("results/*/*traces/*.json.gz"))
 
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_launches_and_time_are_those_of_an_independent_count(path):
-    found, by_hand = (
-        load_kernels.load(path),
-        counted_by_hand(json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]),
-    )
-    assert len(found.table) == found.table.calls.sum() == len(by_hand) > 0
-    assert found.table.duration_ns.sum() == pytest.approx(1e3 * by_hand.dur.sum(), rel=1e-6)
+    check_count(path, json.loads(gzip.decompress(path.read_bytes()))["traceEvents"])
 
 
-@needs_samples
-def test_small_damaged_files_are_read_right_or_named():
-    for name, (count, us) in COUNTED.items():
-        table = load_kernels.load(SAMPLES / "failing" / name).table
-        assert (len(table), table.duration_ns.sum() / 1e3) == (count, pytest.approx(us)), name
-    for name, message in REFUSED.items():
-        with pytest.raises(UsageError, match=message):
-            load_kernels.load(SAMPLES / "failing" / name)
+@pytest.mark.parametrize("launch", ["hipLaunchKernel", "hipExtModuleLaunchKernel"])
+def test_launches_of_hip_are_those_of_an_independent_count(launch, tmp_path):
+    trace = small_traces.gpu_trace(launch)
+    check_count(written(tmp_path / "trace.json", json.dumps(trace)), trace["traceEvents"])
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_small_damaged_file_is_read_right(name, tmp_path):
+    content, count, us = COUNTED[name]
+    table = load_kernels.load(written(tmp_path / name, content)).table
+    assert (len(table), table.duration_ns.sum() / 1e3) == (count, pytest.approx(us))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_small_foreign_file_is_refused_by_name(name, tmp_path):
+    content, message = REFUSED[name]
+    with pytest.raises(UsageError, match=message):
+        load_kernels.load(written(tmp_path / name, content))
 
 
 def test_other_names_of_kernels_change_no_number(real, tmp_path):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from common import cli, timing
 from common import device as devices
-from studies import ablation, gemm_operations, job_runner
+from studies import ablation, gemm, job_runner
 from tests import pages, records
 from tests.conftest import PATHS, ROOT, TINY, V1
 from tracepage import files
@@ -120,7 +120,7 @@ SCRIPTS = {
         ("--model-config", "small.yaml", "--batch-sizes", "2,3", "--sequence-lengths", "8"),
         "gemm_analysis/gemm_analysis.json",
         lambda found: len(found["gemms"]),
-        (gemm_operations, "time_product"),
+        (gemm, "time_product"),
         36,
         lambda *_: [1.0],
     ),

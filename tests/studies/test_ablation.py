@@ -12,7 +12,7 @@ from tests import study_options
 from tests.conftest import ROOT
 from tracepage.files import read_json, schema_of
 from tracepage.records.study_files import Ablation
-from tracepage.views import ablation_effects
+from tracepage.views import fusion_ablation
 from version2_pytorch_fused import tiny_llama_v2
 
 import pytest
@@ -55,7 +55,9 @@ def study(config, tmp_path, monkeypatch) -> Callable[..., tuple[dict, str]]:
             )
             == code
         )
-        return read_json(path, schema_of(Ablation)), ablation_effects.analyze(path).terminal()
+        return read_json(path, schema_of(Ablation)), fusion_ablation.render_ablation(
+            path
+        ).terminal()
 
     return run
 
@@ -84,7 +86,7 @@ def test_a_study_of_version_2(study, capsys):
         for c in found
     )
     assert all(c["peak_mib"] is None for c in found)  # on a CPU
-    launches = {ablation_effects.label(c): c["launches_per_step"] for c in found}
+    launches = {fusion_ablation.label(c): c["launches_per_step"] for c in found}
     assert (
         min(launches, key=launches.get) == "QKV + flash + SwiGLU"
         and max(launches, key=launches.get) == "none"

@@ -10,6 +10,7 @@ from studies import accuracy, version_files
 from tests import study_options
 from tests.conftest import ROOT, V1
 from tracepage.errors import RunError
+from tracepage.views.numerical_accuracy import TensorError, render_accuracy
 from version1_pytorch_baseline import tiny_llama_v1
 from version1_pytorch_baseline.tiny_llama_v1 import swiglu
 from version2_pytorch_fused import tiny_llama_v2
@@ -37,7 +38,7 @@ def altered(**functions: Callable) -> ModuleType:
     return version
 
 
-def compare(config: Path, optimized: ModuleType, *flags: str) -> list[accuracy.TensorError]:
+def compare(config: Path, optimized: ModuleType, *flags: str) -> list[TensorError]:
     return accuracy.compare(tiny_llama_v1, optimized, study_options.resolved(config, *flags), [])
 
 
@@ -62,7 +63,7 @@ def test_within_the_tolerance_the_worst_is_named_past_it_the_exit_code_is_1_and_
 def test_errors_are_sorted_and_those_against_float64_are_a_yardstick(config, flags, least, most):
     found, chosen = compare(config, tiny_llama_v2, *flags), study_options.resolved(config, *flags)
     errors = [tensor.error for tensor in found]
-    report, passed = accuracy.report(found, chosen, float("nan"))
+    report, passed = render_accuracy(found, "bf16" if flags else "fp32", float("nan"))
     assert errors == sorted(errors, reverse=True) and not passed
     assert f"baseline in {'bf16' if flags else 'fp32'} against float64" in report.terminal()
     expected = {tensor.name: tensor.rounding for tensor in found}
@@ -113,10 +114,7 @@ def test_a_mistake_is_found(config, mistake):
 
 def test_results_that_are_no_numbers_fail(config):
     errors = compare(config, altered(swiglu=lambda gate, up: swiglu(gate, up) * float("nan")))
-    assert (
-        errors[0].error == float("inf")
-        and not accuracy.report(errors, study_options.resolved(config), 1e9)[1]
-    )
+    assert errors[0].error == float("inf") and not render_accuracy(errors, "fp32", 1e9)[1]
 
 
 def changed(change: Callable[[nn.Module], object]) -> ModuleType:

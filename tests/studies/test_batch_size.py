@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 
 from studies import batch_size, version_files
-from tests import records
 from tests.conftest import ROOT, altered_version
 from tracepage.errors import RunError
 from tracepage.files import read_json
@@ -103,11 +102,9 @@ def measured(config, tmp_path) -> Callable[[str], dict]:
     path = tmp_path / "batch_search.json"
 
     def measure(statement: str) -> dict:
-        found, code = batch_size.measure(
-            version_files.load(altered_version(tmp_path, statement)), parsed, [], path
-        )
-        assert code == 0 and found == read_json(path)
-        return found
+        version = version_files.load(altered_version(tmp_path, statement))
+        assert batch_size.measure(version, parsed, [], path) == 0
+        return read_json(path)
 
     return measure
 
@@ -166,20 +163,3 @@ def test_the_script_as_documented(execute, tmp_path):
             in text
         )
         assert "Doubling ended: " in text and "flash attention off" in text
-
-
-def test_a_report_with_trials_out_of_memory():
-    trials = []
-    machine = Machine(room=20, allowed=10)
-    found = batch_size.search(
-        lambda size: trials.append(machine(size)) or trials[-1], "memory", 4096
-    )
-    measured = records.batch_search([*trials, trial(64, OUT)], found, device__memory_mib=200.0)
-    lines = [line.split() for line in batch_size.analyze(measured).terminal().splitlines()]
-    assert ["10", "10", "10", "10", "1", "110", "55", "ok"] in lines and [
-        "64",
-        "out",
-        "of",
-        "memory",
-    ] in lines
-    assert ["16", "16", "16", "16", "1", "116", "58", "over", "target"] in lines

@@ -4,7 +4,7 @@ process does.
 
 import signal
 
-from studies import benchmark, benchmark_report, job_runner
+from studies import benchmark, job_runner
 from studies.peers import external_baselines, known_models
 from tests import study_options
 from tests.conftest import ROOT
@@ -12,6 +12,7 @@ from tests.records import record
 from tracepage.errors import UsageError
 from tracepage.files import read_json, schema_of
 from tracepage.records.study_files import Benchmark
+from tracepage.views import benchmark_suite
 
 import pytest
 import torch
@@ -101,7 +102,8 @@ def test_a_failed_cell_is_not_repeated_and_the_rest_goes_on(status, code, config
     cell = measured["cells"][1]
     assert (cell["status"], cell["reason"]) == (status, "why")
     assert (
-        f"- v2, B 2, S 8: {status}: why" in benchmark_report.analyze(tmp_path / "b.json").markdown()
+        f"- v2, B 2, S 8: {status}: why"
+        in benchmark_suite.render_benchmark(tmp_path / "b.json").markdown()
     )
 
 

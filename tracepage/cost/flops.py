@@ -38,7 +38,8 @@ class Sizes(Protocol):
 
 def sizes(model: Mapping[str, Any]) -> Sizes:
     """The sizes of a record's `model`."""
-    return SimpleNamespace(**model, head_dim=model["hidden_size"] // model["num_attention_heads"])  # type: ignore[return-value]
+    head_dim = model["hidden_size"] // model["num_attention_heads"]
+    return SimpleNamespace(**model, head_dim=head_dim)  # type: ignore[return-value]
 
 
 def parameters(config: Sizes) -> dict[str, int]:

@@ -9,10 +9,9 @@ saves. In comments and docstrings n = B S D and f = B S F are numbers of element
 from tracepage.cost import flops
 from tracepage.cost.flops import Sizes
 
-# bytes of a float32, of a float16 or bfloat16, of a token id
-FLOAT = 4
-HALF = 2
-INTEGER = 8
+FLOAT = 4  # bytes of a float32
+HALF = 2  # bytes of a float16 or bfloat16
+INTEGER = 8  # bytes of a token id
 
 
 def states(config: Sizes) -> dict[str, int]:
@@ -23,7 +22,7 @@ def states(config: Sizes) -> dict[str, int]:
     products.
     """
     counted = flops.parameters(config)["total"]
-    # 7 matrices and 2 norms a layer, the embedding, the last norm
+    # 7 matrices and 2 norms a layer, the embedding, the last norm.
     tensors = 9 * config.num_layers + 2
     parts = {
         "weights": FLOAT * counted,
@@ -52,18 +51,18 @@ def activations(
     f = tokens * config.intermediate_size
     pairs = batch_size * config.num_attention_heads * length**2
     width = HALF if autocast else FLOAT
-    # autocast casts the norm's output for each of Q, K and V anew
+    # Autocast casts the norm's output for each of Q, K and V anew.
     inputs = {None: 1, "cpu": 3, "cuda": 3}[autocast]
     scores = {None: FLOAT, "cpu": HALF, "cuda": FLOAT + HALF}[autocast]
     parts = {
         "embed": INTEGER * tokens,  # the token ids
         "norm": (2 * layers + 1) * FLOAT * (2 * n + tokens),  # x, x / rms and 1 / rms
-        # input; q, k and v with H heads; output before o_proj
+        # Input; q, k and v with H heads; output before o_proj.
         "attention": layers * width * (inputs + 4) * n,
         "scores": layers * (scores * pairs + length**2),  # softmax's output; the mask, a byte each
-        # input; gate, up, silu(gate), silu(gate) * up
+        # Input; gate, up, silu(gate), silu(gate) * up.
         "mlp": layers * width * ((2 if autocast else 1) * n + 4 * f),
-        # input, log p, targets, count
+        # Input, log p, targets, count.
         "loss": width * n + FLOAT * tokens * config.vocab_size + INTEGER * tokens + FLOAT,
         "casts": 0,
     }

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tracepage.records.fields import Ceilings
-from tracepage.records.run_record import Run
+from tracepage.records.run_record import AnyRun
 from tracepage.records.step_profile import Profile
 
 Shape = Sequence[int]
@@ -107,7 +107,7 @@ COMPOSITE_ON_CPU = ("aten::mean",)  # On a CPU it calls `sum` and `div_`; on a G
 _OVERHEAD = re.compile(r"\w+Backward\d+|torch::autograd::\w+|detach_?|autograd engine|redispatch")
 
 
-def element_bytes(run: Run) -> int:
+def element_bytes(run: AnyRun) -> int:
     """Bytes of a matrix element in a run's precision."""
     return 4 if run["precision"]["compute"] == "fp32" else 2
 

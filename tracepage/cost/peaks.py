@@ -33,6 +33,7 @@ Sources:
 """
 
 import re
+from typing import Any
 
 
 def _peaks(
@@ -107,12 +108,15 @@ def datasheet(name: str, units: int | None = None) -> dict[str, float] | None:
     """
     if "MI250X / MI250" in name:
         name = {104: "MI250", 110: "MI250X"}.get(units or 0, "")
-    whole = next(
-        (count for pattern, count in COMPUTE_UNITS.items() if re.search(pattern, name)), units
-    )
+    whole = _of_device(COMPUTE_UNITS, name, units)
     if " MIG " in name or (units and units != whole):
         return None
-    return next((peaks for pattern, peaks in PEAKS.items() if re.search(pattern, name)), None)
+    return _of_device(PEAKS, name, None)
+
+
+def _of_device(table: dict[str, Any], name: str, otherwise: Any) -> Any:
+    """The entry of the first regular expression that the device's name matches."""
+    return next((entry for pattern, entry in table.items() if re.search(pattern, name)), otherwise)
 
 
 def flops_per_second(
@@ -123,4 +127,6 @@ def flops_per_second(
     Formats are fp32 (`tf32`: whether TF32 is allowed for it), bf16, fp16 and fp8 (dense, summed in
     fp32; only what has it in hardware).
     """
-    return (datasheet(name, units) or {}).get("tf32" if tf32 and precision == "fp32" else precision)
+    if tf32 and precision == "fp32":
+        precision = "tf32"
+    return (datasheet(name, units) or {}).get(precision)

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, PositiveInt
 from typing_extensions import NotRequired, TypedDict
 
 
-class Sizes(TypedDict):
+class ModelSizes(TypedDict):
     """Sizes of a model, all of them: the default of today need not be that of the run."""
 
     vocab_size: PositiveInt
@@ -27,7 +27,7 @@ class Sizes(TypedDict):
     initializer_range: NotRequired[PositiveAmount | None]
 
 
-def _heads_divide(model: Sizes) -> Sizes:
+def _heads_divide(model: ModelSizes) -> ModelSizes:
     hidden = model["hidden_size"]
     heads = model["num_attention_heads"]
     kv_heads = model["num_key_value_heads"]
@@ -40,7 +40,7 @@ def _heads_divide(model: Sizes) -> Sizes:
     return model
 
 
-Model = Annotated[Sizes, AfterValidator(_heads_divide)]
+Model = Annotated[ModelSizes, AfterValidator(_heads_divide)]
 
 
 class Summary(TypedDict):
@@ -56,7 +56,7 @@ class Compute(TypedDict):
     compute: Literal["fp32", "fp16", "bf16"]
 
 
-class Precision(Compute):
+class NumberFormat(Compute):
     tf32: bool
 
 
@@ -88,7 +88,7 @@ class Timed(PeakMemory):
     """One process of a cell of a study."""
 
     step_ms: Summary
-    # why the version's kernels could not run, so that PyTorch's operations were timed
+    # Why the version's kernels could not run, so that PyTorch's operations were timed.
     no_kernels: NotRequired[str]
     joules: NotRequired[PositiveAmount]  # of a step
 

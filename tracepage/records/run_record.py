@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from tracepage import files
 from tracepage.errors import UsageError
 from tracepage.files import Amount, Number, PositiveAmount
-from tracepage.records.fields import Ceilings, Header, Model, PeakMemory, Precision, Summary
+from tracepage.records.fields import Ceilings, Header, Model, NumberFormat, PeakMemory, Summary
 
 from pydantic import AfterValidator, NonNegativeInt, PositiveInt
 from typing_extensions import NotRequired, TypedDict, TypeIs
@@ -33,19 +33,18 @@ def _agrees(steps: TimedSteps) -> TimedSteps:
     times = steps["all"][: max(0, len(steps["all"]) - steps["profiled"])] or steps["all"]
     if steps["count"] != len(times):
         raise ValueError(f"count is {steps['count']}, but {len(times)} steps count")
-    if not math.isclose(steps["median"], statistics.median(times), rel_tol=1e-6):
-        raise ValueError(
-            f"median is {steps['median']:g}, but that of the steps is {statistics.median(times):g}"
-        )
+    median = statistics.median(times)
+    if not math.isclose(steps["median"], median, rel_tol=1e-6):
+        raise ValueError(f"median is {steps['median']:g}, but that of the steps is {median:g}")
     if steps["p20"] > steps["p80"]:
         raise ValueError("p20 is above p80")
     return steps
 
 
-class Loss(TypedDict):
+class Losses(TypedDict):
     uniform: Amount  # nats, of a guess among all tokens
     all: list[Number]  # nats, of each step
-    # how many of them, the last ones, are the first process's: another had ended
+    # How many of them, the last ones, are the first process's: another had ended.
     own: NotRequired[PositiveInt]
 
 
@@ -67,12 +66,11 @@ class Training(TypedDict):
     lr_schedule: NotRequired[str]  # in words; constant in older records
     seed: int
     first_step: NotRequired[PositiveInt]  # above 1 in a run that went on from a checkpoint
-    # processes, each with `batch_size` sequences; 1 in older records
-    world_size: NotRequired[PositiveInt]
+    world_size: NotRequired[PositiveInt]  # processes, each with a batch; 1 in older records
     parallel: NotRequired[str | None]  # how several processes trained together
 
 
-class Run(Header):
+class AnyRun(Header):
     """What the record of every run holds."""
 
     schema: Literal["tiny-llama-run/1"]
@@ -81,33 +79,33 @@ class Run(Header):
     model: Model
     training: Training
     settings: NotRequired[dict[str, Any]]  # the switches of the version
-    precision: Precision
+    precision: NumberFormat
     data: dict[str, Any]  # name, tokens, sha256, and entropy_floor in nats where it is known
     parameters: PositiveInt
     flops_per_step: dict[Literal["forward", "backward", "total"], PositiveInt]
     ceilings: Ceilings | None
     phases_ms: NotRequired[dict[str, Summary]]
     memory: PeakMemory
-    loss: Loss
+    loss: Losses
     held_out: NotRequired[HeldOut]  # with --eval-steps
-    # of every process: forward_ms without waiting, step_ms (median), peak_mib
+    # Of every process: forward_ms without waiting, step_ms (median), peak_mib.
     ranks: NotRequired[dict[str, list[Amount]]]
 
 
-class RunRecord(Run):
+class RunRecord(AnyRun):
     """A run of any length, even one that failed in its first step."""
 
     step_ms: Steps
 
 
-class TimedRun(Run):
+class TimedRun(AnyRun):
     """A run that finished at least one step."""
 
     step_ms: Annotated[TimedSteps, AfterValidator(_agrees)]
     tokens_per_second: PositiveAmount
     samples_per_second: NotRequired[PositiveAmount]  # sequences; not in older records
     flops_per_second: PositiveAmount
-    # as it was written; older records may hold a share of a measured GEMM
+    # This is as it was written; older records may hold a share of a measured GEMM.
     mfu: dict[str, Any] | None
 
 
@@ -141,61 +139,67 @@ def finished(run: RunRecord | TimedRun) -> TypeIs[TimedRun]:
     return bool(run["step_ms"]["all"])
 
 
-def processes(run: Run) -> int:
+def processes(run: AnyRun) -> int:
     """How many processes trained together."""
     return run["training"].get("world_size", 1)
 
 
-def identity(run: Run) -> dict[str, Any]:
+def identity(run: AnyRun) -> dict[str, Any]:
     """The conditions that two runs must share for their step times to be compared, by name."""
-    device = {key: run["device"].get(key) for key in ("kind", "name", "threads", "multiprocessors")}
-    named = {
-        "version": run["version"],
+    return {"version": run["version"]} | _machine_and_model(run)
+
+
+def conditions(run: AnyRun) -> dict[str, Any]:
+    """The conditions that a step's time depends on, besides the code."""
+    return {"batch size": run["training"]["batch_size"]} | _machine_and_model(run)
+
+
+def _machine_and_model(run: AnyRun) -> dict[str, Any]:
+    named: dict[str, Any] = {
         "sequence length": run["training"]["sequence_length"],
         "torch": run["environment"]["torch"],
         "processes": processes(run),
         "parallel": run["training"].get("parallel"),
     }
-    groups = {"device": device, "model": run["model"], "precision": run["precision"]}
-    return named | {
-        f"{group} {key}": value for group, values in groups.items() for key, value in values.items()
-    }
+    for key in ("kind", "name", "threads", "multiprocessors"):
+        named[f"device {key}"] = run["device"].get(key)
+    named |= {f"model {key}": value for key, value in run["model"].items()}
+    return named | {f"precision {key}": value for key, value in run["precision"].items()}
+
+
+def all_profiled(run: RunRecord | TimedRun) -> bool:
+    """Whether all steps ran under the profiler, which slows them."""
+    return run["step_ms"]["profiled"] >= len(run["step_ms"]["all"])
 
 
 def unusable(path: Path, run: RunRecord | TimedRun) -> list[str]:
     """Why this run's step times cannot be used."""
     if run["status"] != "completed":
         return [f"{path.name} was not completed ({run['status']})"]
-    if run["step_ms"]["profiled"] >= len(run["step_ms"]["all"]):
+    if all_profiled(run):
         return [f"all steps of {path.name} ran under the profiler, which slows them"]
     return []
 
 
-def conditions(run: Run) -> dict[str, Any]:
-    """The conditions that a step's time depends on, besides the code."""
-    return {"batch size": run["training"]["batch_size"]} | {
-        k: v for k, v in identity(run).items() if k != "version"
+def training_inputs(run: AnyRun) -> dict[str, Any]:
+    """The inputs that a loss curve depends on besides the code, if the conditions are equal."""
+    training = run["training"]
+    return {
+        "data": run["data"]["name"],
+        "data sha256": run["data"]["sha256"][:12],
+        "seed": training["seed"],
+        "learning rate": training["learning_rate"],
+        "first step": training.get("first_step", 1),
+        "learning rate schedule": training.get("lr_schedule", "constant"),
     }
-
-
-def training_inputs(run: Run) -> dict[str, Any]:
-    """The inputs that a loss curve depends on besides the code, if the conditions above are equal."""
-    training = {key.replace("_", " "): run["training"][key] for key in ("seed", "learning_rate")}
-    training |= {"first step": run["training"].get("first_step", 1)}
-    given = {"data": run["data"]["name"], "data sha256": run["data"]["sha256"][:12]}
-    return (
-        given
-        | training
-        | {"learning rate schedule": run["training"].get("lr_schedule", "constant")}
-    )
 
 
 def differences(ours: Mapping[str, object], theirs: Mapping[str, object]) -> list[str]:
     """Conditions or inputs that differ between two runs, each with both values."""
     return [
-        f"{name} ({ours[name]} and {theirs.get(name)})"
-        for name in ours
-        if ours[name] != theirs.get(name)
+        f"{name} ({value} and {theirs.get(name)})"
+        for name, value in ours.items()
+        if value != theirs.get(name)
     ]
 
 
@@ -207,13 +211,16 @@ def require_equal(
     """Raises UsageError, with both values, if two runs differ in a condition; the message says that
     they may in `but`.
     """
-    if differing := differences(*conditions):
+    differing = ", ".join(differences(*conditions))
+    if differing:
         raise UsageError(
-            f"{paths[0]} and {paths[1]} differ in more than {but}: {', '.join(differing)}; give runs that are otherwise equal"
+            f"{paths[0]} and {paths[1]} differ in more than {but}: {differing}; "
+            "give runs that are otherwise equal"
         )
 
 
 def loss_difference(before: TimedRun, after: TimedRun) -> tuple[float, int]:
     """The largest difference in nats over the steps that both have, and how many these are."""
-    pairs = list(zip(before["loss"]["all"], after["loss"]["all"], strict=False))
-    return max(abs(ours - theirs) for ours, theirs in pairs), len(pairs)
+    pairs = zip(before["loss"]["all"], after["loss"]["all"], strict=False)
+    differences = [abs(ours - theirs) for ours, theirs in pairs]
+    return max(differences), len(differences)

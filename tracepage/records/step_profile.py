@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from tracepage import files
 from tracepage.errors import UsageError
 from tracepage.files import Amount, Number, PositiveAmount
-from tracepage.records.run_record import Run, RunRecord, TimedRun
+from tracepage.records.run_record import AnyRun, RunRecord, TimedRun
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 from typing_extensions import NotRequired, TypedDict
@@ -102,7 +102,7 @@ def read(path: Path) -> Profile:
     return profile
 
 
-def events(path: Path, run: Run) -> Path:
+def events(path: Path, run: AnyRun) -> Path:
     """The folder of TensorBoard's event files beside a profile; TensorBoard shows its name as that
     of the run.
     """

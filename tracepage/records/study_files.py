@@ -16,7 +16,7 @@ from tracepage.records.fields import (
     Compute,
     Header,
     Model,
-    Precision,
+    NumberFormat,
     StudyHeader,
     Summary,
     Timed,
@@ -28,7 +28,7 @@ from typing_extensions import NotRequired, TypedDict
 
 Metric = Literal["throughput", "memory", "accuracy", "energy"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
-Sizes = Annotated[list[PositiveInt], Field(min_length=1)]
+PositiveInts = Annotated[list[PositiveInt], Field(min_length=1)]
 Names = Annotated[list[str], Field(min_length=1)]
 
 
@@ -60,8 +60,8 @@ class Benchmark(StudyHeader):
     precision: Compute
     models: Names
     metrics: Annotated[list[Metric], Field(min_length=1)]
-    batch_sizes: Sizes
-    sequence_lengths: Sizes
+    batch_sizes: PositiveInts
+    sequence_lengths: PositiveInts
     steps: PositiveInt
     repeats: PositiveInt
     cells: list[BenchmarkCell]  # one for each model and shape, the smallest shape first
@@ -73,7 +73,7 @@ class Combination(TypedDict):
     step_ms: Summary
     round_ms: Annotated[list[PositiveAmount], Field(min_length=1)]  # median of each round
     peak_mib: PositiveAmount | None
-    # None if the study was ended before the launches were counted
+    # None if the study was ended before the launches were counted.
     launches_per_step: PositiveAmount | None
     loss: Number | None  # nats; None as the launches
     steps: PositiveInt  # trained, until that loss where there is one
@@ -97,7 +97,7 @@ class Ablation(Header):
     rounds: PositiveInt
     steps_per_round: PositiveInt
     left_out: str | None  # why there are no combinations with torch_compile
-    # by launches_per_step: kernels on a GPU, operators on a CPU
+    # By launches_per_step: kernels on a GPU, operators on a CPU.
     counted: Literal["kernels", "operators"]
     notes: list[str]  # what to know about that count, and whether the study was stopped early
     combinations: Annotated[list[Combination], Field(min_length=2)]
@@ -109,9 +109,8 @@ def read_benchmark(path: Path) -> Benchmark:
     """
     study = files.read(path, Benchmark)
     for number, cell in enumerate(study["cells"]):
-        if cell["status"] == "ok" and not (
-            cell["runs"] and study["device"] and study["environment"]
-        ):
+        known = cell["runs"] and study["device"] and study["environment"]
+        if cell["status"] == "ok" and not known:
             raise UsageError(f"{path}: cells.{number}: nothing was measured, but the status is ok")
     return study
 
@@ -135,7 +134,7 @@ class KernelBenchmark(Header):
     """Each operation and shape has a row of kernel and one of eager."""
 
     schema: Literal["tiny-llama-kernel-benchmark/1"]
-    precision: Precision
+    precision: NumberFormat
     ceilings: Ceilings
     rows: list[TimedKernel]
 
@@ -170,7 +169,7 @@ class Decoding(Header):
     ceilings: Ceilings | None
 
 
-class Work(TypedDict):
+class CountedWork(TypedDict):
     """A span or an operator in a mean step under the profiler (`roofline.Point`); None where it is
     not known.
     """
@@ -186,12 +185,12 @@ class FlopCounts(TypedDict):
     """flops_profile.json."""
 
     schema: Literal["tiny-llama-flops/1"]
-    # FLOPs of a step by counter; the first is the reference
+    # FLOPs of a step by counter; the first is the reference.
     counts: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    # forward FLOPs: needed, and executed by code that masks
+    # Forward FLOPs: needed, and executed by code that masks.
     parts: dict[Literal["causal", "full"], dict[str, PositiveInt]]
     run: TimedRun
-    work: NotRequired[list[Work]]
+    work: NotRequired[list[CountedWork]]
 
 
 class Prediction(TypedDict):

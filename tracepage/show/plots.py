@@ -4,7 +4,7 @@ import html
 import io
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tracepage.files import write_bytes
 
@@ -24,13 +24,13 @@ LINES = (BLACK, BLUE, SKY, VERMILION, GREEN, ORANGE, PURPLE)
 MARKERS = "osD^v<>"
 
 
-def style(number: int) -> dict[str, str]:
+def style(number: int) -> dict[str, Any]:
     """Colour and marker of a figure's line by its number; 49 lines can be told apart."""
     return {"color": LINES[number % 7], "marker": MARKERS[(number + number // 7) % 7]}
 
 
 def new(width: float, height: float) -> "Figure":
-    """An empty figure of width x height inches that arranges its axes so that no label is cut off."""
+    """An empty figure of width x height inches that arranges its axes and cuts off no label."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -44,8 +44,8 @@ def save(path: Path, figure: "Figure") -> None:
 
 
 def svg(figure: "Figure", name: str, description: str) -> str:
-    """The figure as an <svg> element for an HTML page: it fills the width it is given, and text
-    stays text.
+    """The figure as an <svg> element for an HTML page: it fills the page's width, and text stays
+    text.
 
     A figure made anew from the same data gives the same string: no date, and no random ids. All ids
     begin with `name`, which is unique in the page; the description is for those who cannot see the
@@ -54,12 +54,13 @@ def svg(figure: "Figure", name: str, description: str) -> str:
     import matplotlib
 
     text = io.StringIO()
+    undated = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(
-            text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        )
+        figure.savefig(text, format="svg", metadata=undated)
     drawing = re.sub(r'((?<= id=")|(?<=url\(#)|(?<=href="#))', f"{name}-", text.getvalue())
     head, body = drawing[drawing.index("<svg") :].split(">", 1)
     size = head[head.index('viewBox="') :].split('"')[1]
-    label = html.escape(description)
-    return f'<svg id="{name}" role="img" viewBox="{size}" xmlns:xlink="http://www.w3.org/1999/xlink"><title>{label}</title>{body}'
+    return (
+        f'<svg id="{name}" role="img" viewBox="{size}" xmlns:xlink="http://www.w3.org/1999/xlink">'
+        f"<title>{html.escape(description)}</title>{body}"
+    )

@@ -1,7 +1,7 @@
 """One report of an analysis, written as terminal text, Markdown, CSV, JSON, PNG and a
 self-contained HTML page.
 
-An analysis is a function that reads its input, adds what it found to a Report in reading order, and
+An analysis is a function that reads its input, adds its results to a Report in reading order, and
 returns it:
 
     report = Report("Batch scaling")
@@ -14,6 +14,7 @@ The template of the HTML page is report.html beside this module, and timeline.js
 with the library in vendor/.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = ("csv", "json", "md", "png")
-# letters of 10 points are then 10 pixels high where a phone's 360 pixels show the whole figure
+# Letters of 10 points are then 10 pixels high where a phone's 360 pixels show the whole figure.
 PAGE_INCHES = 5
 
 
@@ -53,7 +54,7 @@ class Section(NamedTuple):
     items: list[Item]
 
 
-class Table(NamedTuple):
+class TableItem(NamedTuple):
     """The content of a table item: the rows that are shown, and which columns are numbers and which
     are code.
     """
@@ -65,7 +66,7 @@ class Table(NamedTuple):
     code: Sequence[str]
 
 
-class Picture(NamedTuple):
+class FigureItem(NamedTuple):
     """The content of a figure item."""
 
     draw: Callable[[], "Figure"]
@@ -92,9 +93,8 @@ class Report:
         """A heading for what follows; its anchor in the page is made from the title if none is
         given.
         """
-        self.sections.append(
-            Section(title, anchor or re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-"), [])
-        )
+        anchor = anchor or re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+        self.sections.append(Section(title, anchor, []))
 
     def text(self, *paragraphs: str) -> None:
         """Paragraphs; text between backticks is code."""
@@ -132,12 +132,8 @@ class Report:
         if title:
             terminal = f"{wrapped(title)}\n{terminal}"
             markdown = f"**{tables.markdown_text(title)}**\n\n{markdown}"
-        self._add(
-            "table",
-            terminal,
-            markdown,
-            Table(header, shown, title, tables.numeric(header, shown), code),
-        )
+        content = TableItem(header, shown, title, tables.numeric(header, shown), code)
+        self._add("table", terminal, markdown, content)
         if csv:
             self.csv(csv, header, rows)
 
@@ -154,7 +150,8 @@ class Report:
         is that of the PNG file, and the id of the figure in the page, and `description` is for
         readers who cannot see it.
         """
-        self._add("figure", "", f"![{description}]({stem}.png)", Picture(draw, stem, description))
+        content = FigureItem(draw, stem, description)
+        self._add("figure", "", f"![{description}]({stem}.png)", content)
 
     def timeline(self, events: dict[str, Any], name: str) -> None:
         """A timeline (`tracepage.views.timeline`) to zoom, in the page alone."""
@@ -162,12 +159,8 @@ class Report:
 
     def commands(self, lines: Sequence[str]) -> None:
         """Shell lines to copy; a terminal shows each as one line, however long."""
-        self._add(
-            "commands",
-            "\n".join(f"    {line}" for line in lines),
-            "\n".join(["```sh", *lines, "```"]),
-            lines,
-        )
+        terminal = "\n".join(f"    {line}" for line in lines)
+        self._add("commands", terminal, "\n".join(["```sh", *lines, "```"]), lines)
 
     def include(self, other: "Report", title: str = "", *anchors: str) -> None:
         """The sections of another report, all or those with these anchors; what stands before its
@@ -177,12 +170,12 @@ class Report:
         if title:
             self.section(title)
             self.sections[-1].items.extend(before.items)
-        self.sections += [
-            section for section in sections if not anchors or section.anchor in anchors
-        ]
+        for section in sections:
+            if not anchors or section.anchor in anchors:
+                self.sections.append(section)
 
-    def _add(self, *item: Any) -> None:
-        self.sections[-1].items.append(Item(*item))
+    def _add(self, kind: str, terminal: str, markdown: str, content: Any) -> None:
+        self.sections[-1].items.append(Item(kind, terminal, markdown, content))
 
     def terminal(self) -> str:
         """The report as text without figures, no wider than the terminal but for commands and words
@@ -190,10 +183,8 @@ class Report:
         """
         parts = [f"# {self.title}"]
         for section in self.sections:
-            parts += [
-                f"## {section.title}" if section.title else "",
-                *(item.terminal for item in section.items),
-            ]
+            parts.append(f"## {section.title}" if section.title else "")
+            parts += [item.terminal for item in section.items]
         return "\n\n".join(filter(None, parts))
 
     def markdown(self, figures: bool = False) -> str:
@@ -205,25 +196,31 @@ class Report:
         return "\n\n".join(filter(None, parts)) + "\n"
 
     def html(self) -> str:
-        """One page that needs no network, with the figures as SVG; only a timeline brings scripts."""
+        """One page that needs no network, with figures as SVG; only a timeline brings scripts."""
         import jinja2
         from markupsafe import Markup, escape
 
-        here = Path(__file__).parent
-        loader = jinja2.FileSystemLoader(here)
+        folder = Path(__file__).parent
         environment = jinja2.Environment(
-            loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True
+            loader=jinja2.FileSystemLoader(folder),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
         )
-        environment.filters["format_number"] = tables.format_number
-        environment.filters["with_code"] = lambda text: Markup(
-            re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(text)))
-        )
-        environment.filters["script"] = lambda name: Markup(
-            (here / name).read_text(encoding="utf-8")
-        )
-        return environment.get_template("report.html").render(
-            title=self.title, sections=self.sections
-        )
+
+        def with_code(text: str) -> Markup:
+            return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(text))))
+
+        def script(name: str) -> Markup:
+            return Markup((folder / name).read_text(encoding="utf-8"))
+
+        environment.filters |= {
+            "format_number": tables.format_number,
+            "with_code": with_code,
+            "script": script,
+        }
+        template = environment.get_template("report.html")
+        return template.render(title=self.title, sections=self.sections)
 
     def write(
         self, folder: Path, stem: str, kinds: Sequence[str] = KINDS, flag: str = "--output-dir"
@@ -239,24 +236,19 @@ class Report:
             elif kind == "html":
                 contents[f"{stem}.html"] = self.html()
             elif kind == "png":
-                pictures = [
-                    item.content
-                    for section in self.sections
-                    for item in section.items
-                    if item.kind == "figure"
-                ]
-                contents |= {f"{picture.stem}.png": picture.draw() for picture in pictures}
+                for item in itertools.chain(*(section.items for section in self.sections)):
+                    if item.kind == "figure":
+                        contents[f"{item.content.stem}.png"] = item.content.draw()
             else:
-                contents |= {
-                    name: content
-                    for name, content in self.files.items()
-                    if name.endswith(f".{kind}")
-                }
+                for name, content in self.files.items():
+                    if name.endswith(f".{kind}"):
+                        contents[name] = content
         for name in contents:
             writable_file(folder / name, flag)
         writers = {".json": write_json, ".png": plots.save}
         for name, content in contents.items():
-            writers.get(Path(name).suffix, write_text)(folder / name, content)
+            write = writers.get(Path(name).suffix, write_text)
+            write(folder / name, content)
         return [folder / name for name in contents]
 
     def publish(

@@ -7,9 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tracepage import terminal
-from tracepage.terminal import counted, format_number, format_time, shortened, time_unit  # noqa: F401  # a run's lines use them, too
+from tracepage.terminal import counted, format_number, format_time, shortened, time_unit  # noqa: F401
 
 NAME = 40  # characters to which a text column is shortened where a table is wider than the terminal
+LETTERS = {
+    "D": "hidden_size",
+    "L": "num_layers",
+    "H": "num_attention_heads",
+    "K": "num_key_value_heads",
+    "F": "intermediate_size",
+    "V": "vocab_size",
+}
 
 Rows = Iterable[Sequence[object]]
 Table = tuple[list[str], list[list[Any]]]  # header and rows; a cell is a number, text or None
@@ -17,30 +25,34 @@ Table = tuple[list[str], list[list[Any]]]  # header and rows; a cell is a number
 
 def format_rate(flops_per_second: float) -> str:
     """ "77.9 GFLOP/s", "1.23 TFLOP/s"."""
-    unit, factor = ("TFLOP/s", 1e-12) if flops_per_second >= 1e12 else ("GFLOP/s", 1e-9)
-    return f"{format_number(factor * flops_per_second)} {unit}"
+    if flops_per_second >= 1e12:
+        return f"{format_number(1e-12 * flops_per_second)} TFLOP/s"
+    return f"{format_number(1e-9 * flops_per_second)} GFLOP/s"
 
 
 def spread(times: Mapping[str, Any]) -> str:
-    """The range of step times, from the 20th to the 80th percentile (`p20`, `p80`), such as "9.41
-    to 9.87".
-    """
-    return " to ".join(format_number(times[name]) for name in ("p20", "p80"))
+    """The range of step times from `p20` to `p80`, such as "9.41 to 9.87"."""
+    return f"{format_number(times['p20'])} to {format_number(times['p80'])}"
 
 
 def numeric(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
     """Which columns hold only numbers (or None); these are aligned to the right."""
-    return [
-        bool(rows) and all(isinstance(row[i], int | float | None) for row in rows)
-        for i in range(len(header))
-    ]
+    right = [bool(rows)] * len(header)
+    for row in rows:
+        for i, cell in enumerate(row):
+            right[i] = right[i] and isinstance(cell, int | float | None)
+    return right
+
+
+def one_line(value: object) -> str:
+    return format_number(value).replace("\n", " ")
 
 
 def markdown_text(text: str) -> str:
     """The text with `<` escaped outside of code between backticks on one line, so that no text is
     taken for markup.
     """
-    return re.sub(r"(`[^`\n]*`)|<", lambda found: found[1] or "&lt;", text)
+    return re.sub(r"(`[^`\n]*`)|<", lambda match: match[1] or "&lt;", text)
 
 
 def markdown(header: Sequence[str], rows: Rows, code: Sequence[str] = ()) -> str:
@@ -48,17 +60,18 @@ def markdown(header: Sequence[str], rows: Rows, code: Sequence[str] = ()) -> str
     rows = [list(row) for row in rows]
 
     def cell(value: object, name: str) -> str:
-        text = format_number(value).replace("\n", " ")
-        return markdown_text(
-            f"`{text}`" if name in code and text and isinstance(value, str) else text
-        ).replace("|", "\\|")
+        text = one_line(value)
+        if name in code and text and isinstance(value, str):
+            text = f"`{text}`"
+        return markdown_text(text).replace("|", "\\|")
 
     lines = [
         [cell(name, "") for name in header],
         ["---:" if right else "---" for right in numeric(header, rows)],
     ]
-    lines += [[cell(value, name) for value, name in zip(row, header, strict=True)] for row in rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+    for row in rows:
+        lines.append([cell(value, name) for value, name in zip(row, header, strict=True)])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
 
 def text(header: Sequence[str], rows: Rows, least: Sequence[str] = (), elsewhere: str = "") -> str:
@@ -68,29 +81,32 @@ def text(header: Sequence[str], rows: Rows, least: Sequence[str] = (), elsewhere
     `least` in this order, then others from the right, but the last. A line below names them, and
     `elsewhere`, the file that holds all columns.
     """
+    header = list(header)
     rows = [list(row) for row in rows]
     right = numeric(header, rows)
-    cells = [[format_number(cell).replace("\n", " ") for cell in row] for row in (header, *rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    cells = [list(map(one_line, row)) for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     kept = list(range(len(header)))
 
     def too_wide() -> bool:
         return sum(widths[i] + 2 for i in kept) - 2 > terminal.width()
 
     if too_wide():
-        widths = [
-            size if is_number else min(size, NAME)
-            for size, is_number in zip(widths, right, strict=True)
-        ]
-    for i in dict.fromkeys([*map(list(header).index, least), *range(len(header) - 2, 0, -1)]):
+        for i in kept:
+            if not right[i]:
+                widths[i] = min(widths[i], NAME)
+    for i in dict.fromkeys([*map(header.index, least), *range(len(header) - 2, 0, -1)]):
         if too_wide():
             kept.remove(i)
-    pad = [str.rjust if is_number else str.ljust for is_number in right]
-    lines = [
-        "  ".join(pad[i](shortened(row[i], widths[i]), widths[i]) for i in kept).rstrip()
-        for row in cells
-    ]
-    if left_out := [name for i, name in enumerate(header) if i not in kept]:
+    lines = []
+    for row in cells:
+        line = ""
+        for i in kept:
+            cell = shortened(row[i], widths[i])
+            line += (cell.rjust(widths[i]) if right[i] else cell.ljust(widths[i])) + "  "
+        lines.append(line.rstrip())
+    left_out = [name for i, name in enumerate(header) if i not in kept]
+    if left_out:
         where = f" ({elsewhere} has all)" if elsewhere else ""
         lines.append(shortened(f"columns left out: {', '.join(left_out)}{where}", terminal.width()))
     return "\n".join(lines)
@@ -105,18 +121,12 @@ def csv_text(header: Sequence[str], rows: Rows) -> str:
 
 def filled(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     """The table without the columns that hold None in every row."""
-    kept = [i for i in range(len(header)) if any(row[i] is not None for row in rows)]
-    return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
+    columns = zip(header, *rows, strict=True)
+    kept = [column for column in columns if {*column[1:]} - {None}]
+    lines = [list(line) for line in zip(*kept, strict=True)] or [[]]
+    return lines[0], lines[1:]
 
 
 def letters(model: Mapping[str, object]) -> str:
     """A model's sizes (`model` of a run record) under their letters: "D 256, L 4, ..."."""
-    names = {
-        "D": "hidden_size",
-        "L": "num_layers",
-        "H": "num_attention_heads",
-        "K": "num_key_value_heads",
-        "F": "intermediate_size",
-        "V": "vocab_size",
-    }
-    return ", ".join(f"{letter} {model[name]}" for letter, name in names.items())
+    return ", ".join(f"{letter} {model[name]}" for letter, name in LETTERS.items())

@@ -11,6 +11,7 @@ from tracepage.show.report import Report
 
 BYTES = "GB/s"
 FLOPS = "TFLOP/s"
+UNITS = {BYTES: 1e9, FLOPS: 1e12}
 PEERS = ("eager", "compiled", "liger", "cudnn", "flash")
 
 
@@ -26,11 +27,9 @@ def share(row: TimedKernel, measured: KernelBenchmark) -> float:
     product.
     """
     ceilings = measured["ceilings"]
-    return (
-        100
-        * rate(row)
-        / (ceilings["bytes_per_second"] if row["unit"] == BYTES else ceilings["flops_per_second"])
-    )
+    if row["unit"] == BYTES:
+        return 100 * rate(row) / ceilings["bytes_per_second"]
+    return 100 * rate(row) / ceilings["flops_per_second"]
 
 
 def ratio(row: TimedKernel, other: TimedKernel) -> float:
@@ -40,63 +39,46 @@ def ratio(row: TimedKernel, other: TimedKernel) -> float:
     return row["host_ms"]["median"] / other["host_ms"]["median"]
 
 
-def analyze(path: Path) -> Report:
-    """The report on a metrics_kernels.json."""
-    return report(files.read(path, KernelBenchmark))
-
-
-def report(measured: KernelBenchmark) -> Report:
-    """Each operation and shape: the kernel's rate and its peers' time relative to it; then the
-    times of every contender.
+def render_kernel_benchmark(path: Path) -> Report:
+    """Each operation and shape of a metrics_kernels.json: the kernel's rate and its peers' time
+    relative to it; then the times of every contender.
     """
-    result = Report("Kernel benchmark")
-    result.text(
-        f"Forward and backward of each operation, {measured['precision']['compute']}, {measured['device']['name']}, torch "
-        f"{measured['environment']['torch']}."
+    measured = files.read(path, KernelBenchmark)
+    report = Report("Kernel benchmark")
+    report.text(
+        f"Forward and backward of each operation, {measured['precision']['compute']}, "
+        f"{measured['device']['name']}, torch {measured['environment']['torch']}."
     )
-    # without a GPU PyTorch is timed alone
+    # Without a GPU PyTorch is timed alone.
     if any(row["contender"] == "kernel" for row in measured["rows"]):
-        result.section("Rates")
-        result.table(*rate_table(measured))
-    result.section("Times")
-    result.table(*time_table(measured))
-    return result
+        report.section("Rates")
+        report.table(*rate_table(measured))
+    report.section("Times")
+    report.table(*time_table(measured))
+    return report
 
 
 def rate_table(measured: KernelBenchmark) -> tables.Table:
     """A row per operation and shape: the kernel's rate, each peer's time relative to the kernel's,
     and memory.
     """
-    shapes: dict[tuple[object, ...], dict[str, TimedKernel]] = {}
+    shapes: dict[tuple[str, int, int, int], dict[str, TimedKernel]] = {}
     for row in measured["rows"]:
         shapes.setdefault(kernel_shape(row), {})[row["contender"]] = row
-    body: list[list[object]] = []
-    for (operation, batch, length, hidden), found in shapes.items():
-        own = found["kernel"]
-        reached = rate(own) / (1e9 if own["unit"] == BYTES else 1e12)
-        body.append(
-            [
-                operation,
-                f"{batch} x {length}",
-                hidden,
-                f"{tables.format_number(reached)} {own['unit']}",
-                share(own, measured),
-                *(ratio(found[name], own) if name in found else None for name in PEERS),
-                own["peak_mib"],
-                found["eager"]["peak_mib"],
-            ]
-        )
-    header = [
-        "operation",
-        "B x S",
-        "D",
-        "kernel",
-        "% of ceiling",
-        *(f"{name} / kernel" for name in PEERS),
-        "kernel's MiB",
-        "eager's MiB",
-    ]
-    return tables.filled(header, body)
+    rows = []
+    for (operation, batch, length, hidden), contenders in shapes.items():
+        kernel = contenders["kernel"]
+        reached = tables.format_number(rate(kernel) / UNITS[kernel["unit"]])
+        ratios = []
+        for name in PEERS:
+            ratios.append(ratio(contenders[name], kernel) if name in contenders else None)
+        peaks = [kernel["peak_mib"], contenders["eager"]["peak_mib"]]
+        reached_share = share(kernel, measured)
+        head = [operation, f"{batch} x {length}", hidden, f"{reached} {kernel['unit']}"]
+        rows.append([*head, reached_share, *ratios, *peaks])
+    header = ["operation", "B x S", "D", "kernel", "% of ceiling"]
+    header += [f"{name} / kernel" for name in PEERS]
+    return tables.filled([*header, "kernel's MiB", "eager's MiB"], rows)
 
 
 def time_table(measured: KernelBenchmark) -> tables.Table:
@@ -105,33 +87,16 @@ def time_table(measured: KernelBenchmark) -> tables.Table:
     """
     eager = {kernel_shape(row): row for row in measured["rows"] if row["contender"] == "eager"}
     unit, factor = tables.time_unit(max(row["host_ms"]["median"] for row in measured["rows"]))
-    body: list[list[object]] = [
-        [
-            row["operation"],
-            f"{row['batch_size']} x {row['sequence_length']}",
-            row["hidden_size"],
-            row["contender"],
-            row["host_ms"]["median"] * factor,
-            row["gpu_ms"] and row["gpu_ms"]["median"] * factor,
-            rate(row) / 1e9 if row["unit"] == BYTES else None,
-            rate(row) / 1e12 if row["unit"] == FLOPS else None,
-            share(row, measured),
-            ratio(eager[kernel_shape(row)], row),
-            row["peak_mib"],
+    rows = []
+    for row in measured["rows"]:
+        operation, batch, length, hidden = kernel_shape(row)
+        head = [operation, f"{batch} x {length}", hidden, row["contender"]]
+        gpu = row["gpu_ms"] and row["gpu_ms"]["median"] * factor
+        rates = [
+            rate(row) / scale if row["unit"] == name else None for name, scale in UNITS.items()
         ]
-        for row in measured["rows"]
-    ]
-    header = [
-        "operation",
-        "B x S",
-        "D",
-        "contender",
-        f"host {unit}",
-        f"GPU {unit}",
-        BYTES,
-        FLOPS,
-        "% of ceiling",
-        "eager / it",
-        "MiB",
-    ]
-    return tables.filled(header, body)
+        speed = ratio(eager[kernel_shape(row)], row)
+        times = [row["host_ms"]["median"] * factor, gpu]
+        rows.append([*head, *times, *rates, share(row, measured), speed, row["peak_mib"]])
+    header = ["operation", "B x S", "D", "contender", f"host {unit}", f"GPU {unit}", *UNITS]
+    return tables.filled([*header, "% of ceiling", "eager / it", "MiB"], rows)

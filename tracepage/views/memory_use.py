@@ -5,20 +5,20 @@ reserved and not allocated is free, in pieces that a later request may not fit.
 """
 
 from tracepage.cost import flops, footprint
-from tracepage.records.run_record import Run
+from tracepage.records.run_record import AnyRun
 from tracepage.records.step_profile import Profile
 from tracepage.show.report import Report
 from tracepage.show.tables import format_number
 
 MIB = 2**20
 ABOUT_SAVINGS = (
-    "Each row is one change alone, by the formulas of TINY_LLAMA_ARCHITECTURE.md, section 5. Rows that "
-    "share tensors do not add up, and a saving counts only where the peak is."
+    "Each row is one change alone, by the formulas of TINY_LLAMA_ARCHITECTURE.md, section 5. Rows "
+    "that share tensors do not add up, and a saving counts only where the peak is."
 )
 
 
-def reserved(run: Run) -> str:
-    """What the allocator reserved, and how much of it was not allocated."""
+def reserved(run: AnyRun) -> str:
+    """The memory that the allocator reserved, and how much of it was not allocated."""
     memory = run["memory"]
     if memory["kind"] != "GPU allocator":
         return "none: on a CPU PyTorch keeps no pool of memory"
@@ -31,21 +31,25 @@ def reserved(run: Run) -> str:
     return f"{format_number(pool)} MiB, of which {unused}{note}"
 
 
-def add_section(result: Report, profile: Profile) -> None:
+def add_section(report: Report, profile: Profile) -> None:
     """Adds the peak, the reserved memory, and savings where a run has the formulas' operators."""
     run = profile["run"]
     peak = f"{format_number(run['memory']['peak_mib'])} MiB ({run['memory']['kind']})"
-    result.facts([("peak", peak), ("reserved", reserved(run))])
-    settings = run.get("settings", {}).items()
-    changed = [name for name, value in settings if value and name != "capture_step"]
-    if changed or all(row["name"] != "aten::_softmax" for row in profile["operators"]):
+    report.facts([("peak", peak), ("reserved", reserved(run))])
+    switches = run.get("settings", {}) | {"capture_step": False}
+    plain = any(row["name"] == "aten::_softmax" for row in profile["operators"])
+    if any(switches.values()) or not plain:
         return
-    training = run["training"]
-    half = run["precision"]["compute"] != "fp32"
-    shape = training["batch_size"], training["sequence_length"]
-    device = "cpu" if run["device"]["kind"] == "cpu" else "cuda"
-    savings = footprint.savings(flops.sizes(run["model"]), *shape, device, half)
-    rows = [[change, saved / MIB, peak / MIB, formula] for change, formula, saved, peak in savings]
-    header = ["change", "saves MiB", "peak MiB", "formula"]
-    result.table(header, rows, "What would save memory in this run")
-    result.text(ABOUT_SAVINGS)
+    savings = footprint.savings(
+        flops.sizes(run["model"]),
+        run["training"]["batch_size"],
+        run["training"]["sequence_length"],
+        "cpu" if run["device"]["kind"] == "cpu" else "cuda",
+        half=run["precision"]["compute"] != "fp32",
+    )
+    report.table(
+        ["change", "saves MiB", "peak MiB", "formula"],
+        [[change, saved / MIB, peak / MIB, formula] for change, formula, saved, peak in savings],
+        "What would save memory in this run",
+    )
+    report.text(ABOUT_SAVINGS)

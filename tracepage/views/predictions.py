@@ -17,14 +17,15 @@ from tracepage.show.report import Report
 from tracepage.views import bottlenecks
 
 
-def predict(profile_data: Path, change: str, expected: float, version: str, path: Path) -> Report:
+def note_prediction(
+    profile_data: Path, change: str, expected: float, version: str, path: Path
+) -> Report:
     """Writes a guess, that the step gets `expected` times as fast, into `path`, in place of an
     earlier one of the same change.
     """
     profile, step = bottlenecks.find_step(profile_data, version)
-    found = {target["name"]: target for target in targets(step)}
-    profiled = step.profile["run"]["date"]
-    offered = [name for name, target in CHANGES.items() if target in found]
+    bounds = {target["name"]: target["bound"] for target in targets(step)}
+    offered = [name for name, target in CHANGES.items() if target in bounds]
     if change not in offered:
         raise UsageError(
             f"--change {change}: {profile} has no target for it; there are {', '.join(offered)}"
@@ -35,69 +36,70 @@ def predict(profile_data: Path, change: str, expected: float, version: str, path
         )
     guess: Prediction = {
         "profile": str(profile),
-        "profiled": profiled,
+        "profiled": step.profile["run"]["date"],
         "change": change,
         "expected": expected,
-        "bound": found[CHANGES[change]]["bound"],
+        "bound": bounds[CHANGES[change]],
     }
     files.writable_file(path, "--file")
-    held = files.read(path, Predictions)["predictions"] if path.exists() else []
-    kept = [row for row in held if (row["profiled"], row["change"]) != (profiled, change)]
-    files.write_measurement(
-        path, Predictions(schema="tiny-llama-predictions/1", predictions=[*kept, guess]), "--file"
-    )
+    guesses = files.read(path, Predictions)["predictions"] if path.exists() else []
+    guesses = [row for row in guesses if _key(row) != _key(guess)]
+    content = Predictions(schema="tiny-llama-predictions/1", predictions=[*guesses, guess])
+    files.write_measurement(path, content, "--file")
     report = Report(f"A prediction for {change}")
     report.facts([*_sides(guess), ("written", str(path))])
     return report
 
 
+def _key(guess: Prediction) -> tuple[str, str]:
+    return guess["profiled"], guess["change"]
+
+
 def _sides(guess: Prediction) -> list[tuple[str, str]]:
-    bound = (
-        f"at most {guess['bound']:.2f}x"
-        if guess["bound"]
-        else "not known: the profile has no ceiling for it"
-    )
+    bound = "not known: the profile has no ceiling for it"
+    if guess["bound"]:
+        bound = f"at most {guess['bound']:.2f}x"
     return [("your guess", f"{guess['expected']:.2f}x"), ("the bound", bound)]
 
 
-def check(before: Path, after: Path, change: str | None, path: Path) -> Report:
+def check_prediction(before: Path, after: Path, change: str | None, path: Path) -> Report:
     """The guess, its bound and the measurement. UsageError: the runs differ in more than the
     change.
     """
     paths = step_profile.find(before), step_profile.find(after)
-    ours, theirs = (step_profile.read(each)["run"] for each in paths)
+    ours = step_profile.read(paths[0])["run"]
+    theirs = step_profile.read(paths[1])["run"]
     guesses = {
-        row["change"]: row
-        for row in files.read(path, Predictions)["predictions"]
-        if row["profiled"] == ours["date"]
+        guess["change"]: guess
+        for guess in files.read(path, Predictions)["predictions"]
+        if guess["profiled"] == ours["date"]
     }
-    wanted = change or (next(iter(guesses)) if len(guesses) == 1 else "")
-    if wanted not in guesses:
-        held = f"guesses for {', '.join(guesses)}" if guesses else "no guess"
+    if change is None and len(guesses) == 1:
+        change = next(iter(guesses))
+    if change not in guesses:
+        named = f"guesses for {', '.join(guesses)}" if guesses else "no guess"
         raise UsageError(
-            f"{path} holds, for the profile {paths[0]}, {held}: make one with --expect, or choose it with --change"
+            f"{path} holds, for the profile {paths[0]}, {named}: make one with --expect, or choose "
+            "it with --change"
         )
-    varied = {"precision compute": None} if wanted == "use-amp" else {}
-    alike = run_record.conditions(ours) | varied, run_record.conditions(theirs) | varied
-    run_record.require_equal(paths, alike, wanted)
-    guess = guesses[wanted]
+    conditions = run_record.conditions(ours), run_record.conditions(theirs)
+    if change == "use-amp":
+        for run in conditions:
+            del run["precision compute"]
+    run_record.require_equal(paths, conditions, change)
+    guess = guesses[change]
     old = ours["step_ms"]
     new = theirs["step_ms"]
+    gain = old["median"] / new["median"]
     low = old["p20"] / new["p80"]
     high = old["p80"] / new["p20"]
-    report = Report(f"The prediction for {wanted}")
-    report.facts(
-        [
-            *_sides(guess),
-            (
-                "measured",
-                f"{old['median'] / new['median']:.2f}x, p20 to p80: {low:.2f}x to {high:.2f}x",
-            ),
-        ]
-    )
+    report = Report(f"The prediction for {change}")
+    measured = f"{gain:.2f}x, p20 to p80: {low:.2f}x to {high:.2f}x"
+    report.facts([*_sides(guess), ("measured", measured)])
     if guess["bound"] and low > guess["bound"]:
         report.text(
-            "The step gained more than the bound: the runs differ in more than this change, or the machine does."
+            "The step gained more than the bound: the runs differ in more than this change, or the "
+            "machine does."
         )
     report.text(*run_facts.doubts({"before": ours, "after": theirs}))
     return report

@@ -58,7 +58,7 @@ def test_a_peer_has_the_weights_logits_loss_and_gradients_of_version_1(
         torch.equal(state[name], their_state[name]) for name in state
     )
     assert sum(p.numel() for p in theirs.parameters()) == sum(p.numel() for p in ours.parameters())
-    state = accuracy.weights(ours)  # with norms that are not 1
+    state = accuracy.draw_weights(ours)  # with norms that are not 1
     for model in (ours, theirs):
         accuracy.exchange(model, state)  # also checks that they come back from baseline_state_dict
     expected = accuracy.outputs(tiny_llama_v1, ours, OPTIONS, batch, Precision(CPU, None))

@@ -32,7 +32,7 @@ def written(tmp_path):
 
 
 def test_the_first_row_is_the_causal_formula_and_both_files_hold_the_counts(written):
-    profile = flop_counts.read(written[0])
+    profile = flop_counts.read_counts(written[0])
     needed = flops.training_step(ModelConfig(), 8, 128)["total"]
     header, rows = flop_counts.mfu_rows(profile)
     cells = {row[0]: dict(zip(header, row, strict=True)) for row in rows}
@@ -48,7 +48,7 @@ def test_the_first_row_is_the_causal_formula_and_both_files_hold_the_counts(writ
     assert [path.name for path in written] == ["flops_profile.json", "mfu_analysis.csv"]
     with written[1].open() as file:
         assert [row["counter"] for row in csv.DictReader(file)][-1] == "FlopCounterMode"
-    shown = flop_counts.report(flop_counts.read(written[0])).terminal()
+    shown = flop_counts.render_flop_counts(flop_counts.read_counts(written[0])).terminal()
     assert "FlopCounterMode" in shown and "peak 67 TFLOP/s (data sheet)" in shown
 
 
@@ -56,9 +56,12 @@ def test_bytes_and_the_bandwidth_that_they_need_stand_beside_the_counts(written,
     """A product of 8 TFLOP that moves 3.6 GB: 2,222 FLOP/byte; the GEMM's 1 TFLOP/s then needs 0.45
     GB/s.
     """
-    assert "FLOP/byte" not in flop_counts.report(flop_counts.read(written[0])).terminal()
+    assert (
+        "FLOP/byte"
+        not in flop_counts.render_flop_counts(flop_counts.read_counts(written[0])).terminal()
+    )
     with pytest.raises(UsageError, match="holds no bytes: count again"):
-        flop_counts.intensity(flop_counts.read(written[0]))
+        flop_counts.render_intensity(flop_counts.read_counts(written[0]))
     sides = {
         "input_shapes": "[[10000, 40000], [40000, 10000]]",
         "input_types": '["float", "float"]',
@@ -71,21 +74,23 @@ def test_bytes_and_the_bandwidth_that_they_need_stand_beside_the_counts(written,
             )
         )
         flop_counters.add_work(written[0], path)
-        assert ("work" in flop_counts.read(written[0])) is not attention_only
-    shown = flop_counts.report(flop_counts.read(written[0])).terminal()
+        assert ("work" in flop_counts.read_counts(written[0])) is not attention_only
+    shown = flop_counts.render_flop_counts(flop_counts.read_counts(written[0])).terminal()
     for fact in (
         "at least 3,600 MB",
         "2,222 FLOP/byte of these operators; ridge point 1, so FLOPs bind before bytes",
         "needed        0.45 GB/s",
     ):
         assert fact in shown, fact
-    assert "aten::mm" in flop_counts.intensity(flop_counts.read(written[0])).terminal()
+    assert (
+        "aten::mm" in flop_counts.render_intensity(flop_counts.read_counts(written[0])).terminal()
+    )
 
 
 def test_a_bare_name_is_looked_for_in_its_folder(written, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flop_counts.FOLDER.mkdir()
     written[0].rename(flop_counts.FOLDER / "flops_profile.json")
-    assert flop_counts.read(Path("flops_profile.json"))["counts"]
+    assert flop_counts.read_counts(Path("flops_profile.json"))["counts"]
     with pytest.raises(UsageError, match="no other.json here or in flops_analysis/"):
-        flop_counts.read(Path("other.json"))
+        flop_counts.read_counts(Path("other.json"))

@@ -2,7 +2,7 @@
 
 from tests.conftest import cells
 from tests.records import record
-from tracepage.files import schema_of
+from tracepage.files import schema_of, write_json
 from tracepage.records import study_files
 from tracepage.show import tables
 from tracepage.views import kernel_benchmark
@@ -60,8 +60,9 @@ ON_A_GPU = [
 ]
 
 
-def test_the_table_has_a_row_for_each_contender():
-    said = kernel_benchmark.report(measurement(ON_A_GPU)).markdown()
+def test_the_table_has_a_row_for_each_contender(tmp_path):
+    write_json(tmp_path / "kernels.json", measurement(ON_A_GPU))
+    said = kernel_benchmark.render_kernel_benchmark(tmp_path / "kernels.json").markdown()
     header, *body = cells(said[said.index("## Times") :])
     assert "bf16" in said and "A GPU" in said
     times = ["host ms", "GPU ms", "GB/s", "TFLOP/s", "% of ceiling", "eager / it", "MiB"]

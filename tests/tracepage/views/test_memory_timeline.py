@@ -39,9 +39,8 @@ GPU = trace(
 
 def test_the_peak_has_the_allocations_that_are_alive_and_the_areas_add_up_to_the_total():
     host = trace((99 * MIB, 1, 99 * MIB, "mlp", "forward"), device="cpu")
-    peak, rows = memory_timeline.at_peak(
-        replace(GPU, memory=pandas.concat([host.memory, GPU.memory]))
-    )
+    both = replace(GPU, memory=pandas.concat([host.memory, GPU.memory]))
+    peak, rows = memory_timeline.at_peak(memory_timeline.followed(both))
     assert peak == 19 * MIB and sum(size for *_, size in rows) == peak
     assert rows == [
         (memory_timeline.EARLIER, "", 10 * MIB),
@@ -57,9 +56,10 @@ def test_the_peak_has_the_allocations_that_are_alive_and_the_areas_add_up_to_the
         "optimizer": MIB,
         "other": 0,
     }
-    assert memory_timeline._alive(GPU)[1][-1] == last
+    events = memory_timeline.followed(GPU)
+    assert memory_timeline.alive_by_phase(events).iloc[-1].to_dict() == last
 
-    (axes,) = memory_timeline.figure(GPU).axes
+    (axes,) = memory_timeline.draw_areas(GPU, events).axes
     tops = [area.get_paths()[0].vertices[:, 1].max() for area in axes.collections]
     assert max(tops) == pytest.approx(19) and [area.get_label() for area in axes.collections] == [
         memory_timeline.EARLIER,
@@ -71,7 +71,8 @@ def test_the_peak_has_the_allocations_that_are_alive_and_the_areas_add_up_to_the
 
 def test_of_many_events_the_peak_is_still_drawn():
     climb = [(MIB, i, (i + 1) * MIB, "mlp", "forward") for i in range(3000)]
-    (axes,) = memory_timeline.figure(trace(*climb, (-MIB, 0, 2999 * MIB, "mlp", "backward"))).axes
+    climbed = trace(*climb, (-MIB, 0, 2999 * MIB, "mlp", "backward"))
+    (axes,) = memory_timeline.draw_areas(climbed, memory_timeline.followed(climbed)).axes
     vertices = axes.collections[0].get_paths()[0].vertices
     assert vertices[:, 1].max() == 3000 and len(vertices) < 5 * memory_timeline.POINTS
 

@@ -14,7 +14,9 @@ def shown(path, **changes):
 
 
 def tables(paths):
-    return [item.content for item in runs.show(paths).sections[0].items if item.kind == "table"]
+    return [
+        item.content for item in runs.render_runs(paths).sections[0].items if item.kind == "table"
+    ]
 
 
 def test_the_times_are_those_without_the_profiler(tmp_path):

@@ -3,10 +3,10 @@
 import csv
 from pathlib import Path
 
-from studies import benchmark_report
 from tests import records
 from tracepage.errors import RunError
 from tracepage.files import write_json
+from tracepage.views import benchmark_suite
 
 import pytest
 
@@ -14,7 +14,9 @@ import pytest
 def analyzed(measured: dict, folder: Path) -> tuple[str, str]:
     """What is printed, and the Markdown report; benchmark.* are in the folder."""
     write_json(folder / "benchmark.json", measured)
-    printed = benchmark_report.analyze(folder / "benchmark.json").publish(folder, "benchmark")
+    printed = benchmark_suite.render_benchmark(folder / "benchmark.json").publish(
+        folder, "benchmark"
+    )
     return printed, (folder / "benchmark.md").read_text()
 
 
@@ -27,7 +29,7 @@ def test_files_hold_every_cell_and_what_is_missing(tmp_path):
         rows = list(csv.DictReader(file))
     assert len(rows) == 8 and rows[1]["model"] == "v2" and float(rows[1]["speedup"]) == 2
     assert rows[-1]["status"] == "out of memory" and rows[-1]["ms"] == ""
-    assert tuple(rows[0]) == benchmark_report.COLUMNS
+    assert tuple(rows[0]) == benchmark_suite.COLUMNS
 
 
 def test_versions_without_their_kernels_and_noisy_cells_are_named(tmp_path):
@@ -51,8 +53,8 @@ def test_only_what_was_asked_for_is_shown(metric, absent, tmp_path):
 
 
 def test_ratios_are_against_the_first_model(tmp_path):
-    found = benchmark_report.results(records.benchmark_of_shapes(("v2", "hf")))
-    rows = benchmark_report.rows(found, "tokens_per_second", "speedup")
+    found = benchmark_suite.results(records.benchmark_of_shapes(("v2", "hf")))
+    rows = benchmark_suite.table_rows(found, "tokens_per_second", "speedup")
     assert [row[-2:] for row in rows[:2]] == [[2000, 1], [1000, 0.5]]
     assert rows[-1][:3] == ["hf", 8, 16] and rows[-1][-2:] == [1000, None], (
         "the first ran out of memory there"
@@ -72,8 +74,8 @@ def test_energy_and_every_process_are_shown(tmp_path):
             run["joules"] = 0.5
     text, _ = analyzed(measured, tmp_path)
     assert " 12.8, 19.2 2,000 2 " in " ".join(text.replace("|", " ").split())
-    found = benchmark_report.results(measured)
-    assert benchmark_report.rows(found, "ms", "joules", "mj_per_token")[1] == [
+    found = benchmark_suite.results(measured)
+    assert benchmark_suite.table_rows(found, "ms", "joules", "mj_per_token")[1] == [
         "v2",
         4,
         8,
@@ -91,4 +93,4 @@ def test_nothing_measured_is_an_error_that_says_why(tmp_path):
     with pytest.raises(
         RunError, match="nothing was measured; the first: v1, B 4, S 8, failed: no compiler"
     ):
-        benchmark_report.analyze(tmp_path / "benchmark.json")
+        benchmark_suite.render_benchmark(tmp_path / "benchmark.json")

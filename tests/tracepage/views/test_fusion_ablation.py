@@ -9,11 +9,11 @@ from tests import records
 from tracepage.errors import UsageError
 from tracepage.files import schema_of, write_json
 from tracepage.records.study_files import Ablation
-from tracepage.views import ablation_effects
+from tracepage.views import fusion_ablation
 
 import pytest
 
-GAINS = dict(zip(ablation_effects.FUSIONS, (1.25, 2.0, 0.8, 1.5), strict=True))
+GAINS = dict(zip(fusion_ablation.FUSIONS, (1.25, 2.0, 0.8, 1.5), strict=True))
 
 
 def made_up(every: bool = True) -> dict:
@@ -22,7 +22,7 @@ def made_up(every: bool = True) -> dict:
     """
     found = []
     for fusions in ablation.combinations(every, True):
-        setting = dict(zip(ablation_effects.FUSIONS, fusions, strict=True))
+        setting = dict(zip(fusion_ablation.FUSIONS, fusions, strict=True))
         ms = 100.0
         for name, on in setting.items():
             ms /= GAINS[name] if on else 1
@@ -66,7 +66,7 @@ def made_up(every: bool = True) -> dict:
 @pytest.mark.parametrize("every, pairs", [(True, 8), (False, 2)])
 def test_the_effect_is_the_mean_over_the_pairs(every, pairs):
     measured = made_up(every)
-    for effect in ablation_effects.effects(measured["combinations"]):
+    for effect in fusion_ablation.effects(measured["combinations"]):
         assert effect.pairs == pairs
         gain = pytest.approx(GAINS[effect.fusion])
         assert (effect.time, effect.memory, effect.launches) == (
@@ -74,7 +74,7 @@ def test_the_effect_is_the_mean_over_the_pairs(every, pairs):
             gain,
             gain,
         ) and effect.rounds == (gain, gain)
-    header, rows = ablation_effects.combination_table(measured)
+    header, rows = fusion_ablation.combination_table(measured)
     assert rows[-1][header.index("speed-up")] == pytest.approx(1.25 * 2.0 * 0.8 * 1.5)
 
 
@@ -82,7 +82,7 @@ def test_the_mean_is_geometric():
     measured = made_up()["combinations"]
     # all on: each fusion looks worse in the one pair that ends here
     measured[-1]["step_ms"]["median"] *= 2
-    for effect in ablation_effects.effects(measured):
+    for effect in fusion_ablation.effects(measured):
         assert effect.time == pytest.approx(GAINS[effect.fusion] / 2 ** (1 / 8))
         # from the medians of the rounds
         assert effect.rounds == pytest.approx((GAINS[effect.fusion],) * 2)
@@ -93,7 +93,7 @@ def test_a_study_without_memory_that_ended_before_it_counted_has_its_times(tmp_p
     for combination in measured["combinations"]:
         combination |= {"loss": None, "launches_per_step": None, "peak_mib": None}
     write_json(path, measured | {"notes": [ablation.ENDED_EARLY]})
-    text = ablation_effects.analyze(path).publish(tmp_path, "fusion_ablation")
+    text = fusion_ablation.render_ablation(path).publish(tmp_path, "fusion_ablation")
     assert (
         "speed-up" in text
         and "Peak memory is not given" in text
@@ -107,4 +107,4 @@ def test_a_study_without_memory_that_ended_before_it_counted_has_its_times(tmp_p
     )
     write_json(path, measured | {"combinations": measured["combinations"][::15]})
     with pytest.raises(UsageError, match="no two differ"):
-        ablation_effects.read(path)
+        fusion_ablation.read_ablation(path)

@@ -1,5 +1,4 @@
-"""The effect of each fusion, from the steps that `studies.ablation` timed in many combinations of
-them.
+"""The effect of each fusion, from the steps that `studies.ablation` timed in many combinations.
 
 Two combinations that differ in one fusion only are a pair. For each pair the ratio without / with
 is taken, of the median step time, the peak memory and the launches, so above 1 the fusion helps.
@@ -9,7 +8,7 @@ known: if it holds 1, this measurement cannot tell whether the fusion has an eff
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import NamedTuple
@@ -21,8 +20,7 @@ from tracepage.show import run_facts, tables
 from tracepage.show.report import Report
 from tracepage.show.tables import Table
 
-# labels
-FUSIONS = {
+FUSIONS = {  # name of the switch: its label
     "qkv_fusion": "QKV",
     "flash_attention": "flash",
     "swiglu_fusion": "SwiGLU",
@@ -47,24 +45,20 @@ def effects(combinations: Sequence[Combination]) -> list[Effect]:
     result = []
     for fusion in FUSIONS:
         pairs = [
-            (a, b)
-            for a, b in itertools.permutations(combinations, 2)
-            if a["fusions"] | {fusion: True} == b["fusions"]
+            (without, with_)
+            for without, with_ in itertools.permutations(combinations, 2)
+            if without["fusions"] | {fusion: True} == with_["fusions"]
         ]
         time = _mean((a["step_ms"]["median"], b["step_ms"]["median"]) for a, b in pairs)
-        rounds = [
-            _mean(each)
-            for each in zip(
-                *(zip(a["round_ms"], b["round_ms"], strict=True) for a, b in pairs), strict=True
-            )
-        ]
-        means = [mean for mean in rounds if mean]
+        if not time:
+            continue
+        # The pairs' ratios, in a list for each round.
+        times = [zip(a["round_ms"], b["round_ms"], strict=True) for a, b in pairs]
+        means = [mean for mean in map(_mean, zip(*times, strict=True)) if mean]
         memory = _mean((a["peak_mib"], b["peak_mib"]) for a, b in pairs)
         launches = _mean((a["launches_per_step"], b["launches_per_step"]) for a, b in pairs)
-        if time:
-            result.append(
-                Effect(fusion, len(pairs), time, (min(means), max(means)), memory, launches)
-            )
+        rounds = (min(means), max(means))
+        result.append(Effect(fusion, len(pairs), time, rounds, memory, launches))
     return result
 
 
@@ -74,21 +68,21 @@ def _mean(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
     return geometric_mean(ratios) if ratios else None
 
 
-def read(path: Path) -> Ablation:
+def read_ablation(path: Path) -> Ablation:
     """A fusion_ablation.json in which every combination has the same rounds, and some two differ in
     one fusion.
     """
     measured = files.read(path, Ablation)
-    if len({len(each["round_ms"]) for each in measured["combinations"]}) != 1:
+    if len({len(combination["round_ms"]) for combination in measured["combinations"]}) != 1:
         raise UsageError(f"{path}: combinations: round_ms: not all of them have as many rounds")
     if not effects(measured["combinations"]):
         raise UsageError(f"{path}: combinations: no two differ in one fusion")
     return measured
 
 
-def analyze(path: Path) -> Report:
+def render_ablation(path: Path) -> Report:
     """The tables of a fusion_ablation.json, with a CSV file of its combinations."""
-    measured = read(path)
+    measured = read_ablation(path)
     combinations = measured["combinations"]
     report = Report("Fusion ablation")
     report.text(f"Made by {run_facts.origin(measured)}.")
@@ -99,21 +93,17 @@ def analyze(path: Path) -> Report:
     report.table(*combination_table(measured), csv="fusion_ablation")
     report.section("Effect of each fusion", "effects")
     report.text(
-        "Ratios without / with: above 1 the fusion helps. Each is the geometric mean over the pairs of combinations that differ "
-        "in this fusion only. If a range over the rounds holds 1, the effect may be none."
+        "Ratios without / with: above 1 the fusion helps. Each is the geometric mean over the "
+        "pairs of combinations that differ in this fusion only. If a range over the rounds holds "
+        "1, the effect may be none."
     )
-    header = ["fusion", "pairs", "time", "over the rounds", "memory", COUNTED[measured["counted"]]]
-    rows: list[list[object]] = []
-    for e in effects(combinations):
-        low, high = e.rounds
-        rows.append(
-            [FUSIONS[e.fusion], e.pairs, e.time, f"{low:.3g} to {high:.3g}", e.memory, e.launches]
-        )
-    report.table(*tables.filled(header, rows))
-    if losses := [c["loss"] for c in combinations if c["loss"] is not None]:
+    report.table(*effect_table(measured))
+    losses = [row["loss"] for row in combinations if row["loss"] is not None]
+    if losses:
         report.text(
-            f"The losses after the same {combinations[0]['steps']} steps from the same weights on the same batch lie "
-            f"{max(losses) - min(losses):.2g} apart: rounding makes a small difference, another mathematics a large one."
+            f"The losses after the same {combinations[0]['steps']} steps from the same weights on "
+            f"the same batch lie {max(losses) - min(losses):.2g} apart: rounding makes a small "
+            "difference, another mathematics a large one."
         )
     if combinations[0]["peak_mib"] is None:
         report.text(
@@ -128,28 +118,32 @@ def analyze(path: Path) -> Report:
 
 def label(combination: Combination) -> str:
     """ "QKV + flash", or "none"."""
-    switches: Mapping[str, object] = combination["fusions"]
+    switches = combination["fusions"]
     return " + ".join(short for name, short in FUSIONS.items() if switches[name]) or "none"
 
 
 def combination_table(measured: Ablation) -> Table:
     """A row per combination; speed-up against the one with all off."""
     combinations = measured["combinations"]
-    unit, factor = tables.time_unit(max(c["step_ms"]["median"] for c in combinations))
-    header = [
-        "fusions on",
-        f"{unit}/step",
-        "p20",
-        "p80",
-        "speed-up",
-        "peak MiB",
-        COUNTED[measured["counted"]],
-        "loss",
-    ]
-    rows: list[list[object]] = []
-    for c in combinations:
-        step = c["step_ms"]
-        speed_up = combinations[0]["step_ms"]["median"] / c["step_ms"]["median"]
+    unit, factor = tables.time_unit(max(row["step_ms"]["median"] for row in combinations))
+    header = ["fusions on", f"{unit}/step", "p20", "p80", "speed-up", "peak MiB"]
+    header += [COUNTED[measured["counted"]], "loss"]
+    rows = []
+    for row in combinations:
+        step = row["step_ms"]
         times = [factor * step["median"], factor * step["p20"], factor * step["p80"]]
-        rows.append([label(c), *times, speed_up, c["peak_mib"], c["launches_per_step"], c["loss"]])
+        speed_up = combinations[0]["step_ms"]["median"] / step["median"]
+        counts = [row["peak_mib"], row["launches_per_step"], row["loss"]]
+        rows.append([label(row), *times, speed_up, *counts])
+    return tables.filled(header, rows)
+
+
+def effect_table(measured: Ablation) -> Table:
+    """A row per fusion."""
+    header = ["fusion", "pairs", "time", "over the rounds", "memory", COUNTED[measured["counted"]]]
+    rows = []
+    for effect in effects(measured["combinations"]):
+        low, high = effect.rounds
+        means = [effect.time, f"{low:.3g} to {high:.3g}", effect.memory, effect.launches]
+        rows.append([FUSIONS[effect.fusion], effect.pairs, *means])
     return tables.filled(header, rows)

@@ -1,0 +1,84 @@
+"""Everything that was measured of a fused version and its baseline, as Markdown and as one page."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tracepage.errors import UsageError
+from tracepage.readers import load_kernels
+from tracepage.records import step_profile
+from tracepage.show import run_pair
+from tracepage.show.report import Report
+from tracepage.views import fusion_ablation, launch_changes
+
+TITLE = "What fusion changes"
+TOP = 10  # names in each table
+
+
+def write_fusion_report(
+    baseline: Sequence[Path], fused: Sequence[Path], ablation: Path | None, output: Path
+) -> str:
+    """Writes `output` (Markdown) and the page beside it, of the same name in .html.
+
+    The two profiles, in files or folders, must be there. Without a fusion_ablation.json the report
+    names its command. Returns a line that names both files.
+    """
+    if output.suffix != ".md":
+        raise UsageError(
+            f"--output {output}: name a .md file; the page is written beside it as .html"
+        )
+    reduction = launch_changes.compare_launches(
+        load_kernels.load(_newest(baseline)), load_kernels.load(_newest(fused))
+    )
+    before, after = reduction.paths
+    pair = {
+        "baseline": (before, step_profile.read(before)["run"]),
+        "fused": (after, step_profile.read(after)["run"]),
+    }
+    report = Report(TITLE)
+    report.section("Conditions")
+    run_pair.add_runs(report, pair)
+    report.text("Ratios are baseline / fused: above 1 the fused version needs less.")
+    report.section("Kernel counts and step time", "kernels")
+    report.text(
+        "A mean step under the profiler. Backward work counts for the span whose forward work it "
+        "differentiates."
+    )
+    launch_changes.add_section(report, reduction, "kernels", TOP)
+    if ablation:
+        report.include(fusion_ablation.render_ablation(ablation), "Ablation")
+    else:
+        report.section("Ablation")
+        report.text("Not measured: run `python fusion_ablation_study.py --all-combinations`.")
+    report.section("How to repeat", "repeat")
+    report.text("In the folder of the version that a script belongs to:")
+    commands = [run["command"] for _, run in pair.values()]
+    report.commands([f"python {command}" for command in (*commands, shlex.join(sys.argv))])
+    return _write(report, output)
+
+
+def write_commands(commands: Sequence[str], output: Path) -> str:
+    """Writes a report that has no numbers yet: the commands that measure them."""
+    report = Report(TITLE)
+    report.text("Not measured yet. These commands measure it; then run the last one again:")
+    report.commands([*commands, f"python {shlex.join(sys.argv)}"])
+    return _write(report, output)
+
+
+def _write(report: Report, output: Path) -> str:
+    written = report.write(output.parent, output.stem, ("md", "html"), "--output")
+    return f"written: {', '.join(map(str, written))}"
+
+
+def _newest(places: Sequence[Path]) -> Path:
+    """The newest profile among files and folders; the names of profiles begin with their time."""
+    profiles: list[Path] = []
+    for place in places:
+        profiles += [place] if place.is_file() else place.rglob("profile_*.json")
+    if not profiles:
+        raise UsageError(
+            f"{places[0]} holds no profile_*.json: "
+            f"make one with --enable-pytorch-profiler --profile-dir {places[0]}"
+        )
+    return max(profiles, key=lambda path: path.name)
