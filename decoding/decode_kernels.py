@@ -44,19 +44,19 @@ def _wait(DEPENDENT: tl.constexpr):
 
 @triton.jit
 def _product(
-    x_ptr,
-    norm_ptr,
-    weight_ptr,
-    y_ptr,
-    rows,
-    size,
-    eps,
-    NORM: tl.constexpr,
-    GATED: tl.constexpr,
-    ADD: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    x_ptr,  # [size]
+    norm_ptr,  # [size]: g; or None
+    weight_ptr,  # [rows, size], or twice as many rows
+    y_ptr,  # [rows]
+    rows,  # elements of y
+    size,  # elements of x
+    eps,  # added to the mean square
+    NORM: tl.constexpr,  # whether x is normalized
+    GATED: tl.constexpr,  # whether there are two halves of W
+    ADD: tl.constexpr,  # whether the product is added to y
+    ROWS: tl.constexpr,  # rows of a program
+    BLOCK: tl.constexpr,  # columns at a time
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
@@ -106,21 +106,21 @@ def _turned(x_ptr, cos_ptr, sin_ptr, position, DIM: tl.constexpr):
 
 @triton.jit
 def _attend(
-    qkv_ptr,
-    keys_ptr,
-    values_ptr,
-    position_ptr,
-    cos_ptr,
-    sin_ptr,
-    part_ptr,
-    sums_ptr,
-    length,
-    scale,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    DIM: tl.constexpr,
-    CHUNK: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    qkv_ptr,  # [H + 2 K, Dh]
+    keys_ptr,  # [K, T, Dh]: the cache
+    values_ptr,  # as keys
+    position_ptr,  # one element: the token's
+    cos_ptr,  # [S_max, Dh]
+    sin_ptr,  # [S_max, Dh]
+    part_ptr,  # [H, chunks, Dh], float32
+    sums_ptr,  # [H, chunks, 2], float32: score and sum
+    length,  # T
+    scale,  # 1 / sqrt(Dh)
+    H: tl.constexpr,  # query heads
+    K: tl.constexpr,  # key heads
+    DIM: tl.constexpr,  # Dh
+    CHUNK: tl.constexpr,  # keys of a program
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     """A query head and a chunk of the cache: the sum of its values, its largest score and its sum
     of exponentials.
@@ -155,13 +155,13 @@ def _attend(
 
 @triton.jit
 def _combine(
-    part_ptr,
-    sums_ptr,
-    out_ptr,
-    chunks,
-    DIM: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    part_ptr,  # [H, chunks, Dh], float32
+    sums_ptr,  # [H, chunks, 2], float32
+    out_ptr,  # [H, Dh]
+    chunks,  # how many there are
+    DIM: tl.constexpr,  # Dh
+    CHUNKS: tl.constexpr,  # chunks, rounded up to a power of two
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     _wait(DEPENDENT)
     column = tl.arange(0, DIM)

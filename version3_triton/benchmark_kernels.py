@@ -51,7 +51,6 @@ from tracepage.terminal import progress
 from tracepage.views.kernel_benchmark import report
 from version3_triton import kernels
 from version3_triton.kernel_cases import Case, Shape, case, in_turns, replayed
-from version3_triton.kernels import reference
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -69,27 +68,24 @@ class BenchmarkOptions(Options):
 def contenders(operation: str, precision: Precision, peers: bool) -> dict[str, Callable]:
     """The functions to time, by name; a kernel only where one can run."""
     device = precision.device
-    plain = getattr(reference, operation)
-    found = {} if kernels.missing(device) else {"kernel": kernels.KERNELS[operation]}
-    found |= {"eager": plain}
-    if peers:
-        found |= {"compiled": torch.compile(plain)}
-        if (
-            devices.is_gpu(device)
-            and operation != "attention"
-            and importlib.util.find_spec("liger_kernel")
-        ):
-            from version3_triton import liger
+    gpu = devices.is_gpu(device)
+    plain = getattr(kernels.REFERENCE, operation)
+    functions = {}
+    if not kernels.missing(device):
+        functions["kernel"] = getattr(kernels.KERNELS, operation)
+    functions["eager"] = plain
+    if not peers:
+        return functions
+    functions["compiled"] = torch.compile(plain)
+    if gpu and operation != "attention" and importlib.util.find_spec("liger_kernel"):
+        from version3_triton import liger
 
-            found |= {"liger": getattr(liger, operation)}
-        if operation == "attention" and devices.is_gpu(device) and precision.dtype.itemsize == 2:
-            found |= {"flash": sdpa_kernel(SDPBackend.FLASH_ATTENTION)(plain)}
-            found |= (
-                {"cudnn": sdpa_kernel(SDPBackend.CUDNN_ATTENTION)(plain)}
-                if torch.version.cuda
-                else {}
-            )
-    return found
+        functions["liger"] = getattr(liger, operation)
+    if gpu and operation == "attention" and precision.dtype.itemsize == 2:
+        functions["flash"] = sdpa_kernel(SDPBackend.FLASH_ATTENTION)(plain)
+        if torch.version.cuda:
+            functions["cudnn"] = sdpa_kernel(SDPBackend.CUDNN_ATTENTION)(plain)
+    return functions
 
 
 def time_case(

@@ -103,7 +103,7 @@ def calls(device: torch.device) -> list[dict[str, Any]]:
             *arguments, *constants.values(), False
         ),
         "Triton, the same by kernel[grid]": triton_launch,
-        "Version 3's rms_norm around it": lambda: kernels.rms_norm(x, weight, 1e-6),
+        "Version 3's rms_norm around it": lambda: kernels.KERNELS.rms_norm(x, weight, 1e-6),
     }
     return [{"call": name, "host_us": host_us(way, calls=200)} for name, way in ways.items()]
 
@@ -122,10 +122,10 @@ def chains(device: torch.device) -> list[dict[str, Any]]:
     ) -> Callable[[], object]:
         return lambda: torch.autograd.grad(function(x, swiglu).sum(), (x, matrix))
 
-    ours = with_gradient(chain, kernels.swiglu)
+    ours = with_gradient(chain, kernels.KERNELS.swiglu)
     ways = {
-        "eager": with_gradient(chain, kernels.reference.swiglu),
-        "compiled": with_gradient(torch.compile(chain), kernels.reference.swiglu),
+        "eager": with_gradient(chain, kernels.REFERENCE.swiglu),
+        "compiled": with_gradient(torch.compile(chain), kernels.REFERENCE.swiglu),
         "Version 3's kernel": ours,
     }
     found = [

@@ -27,7 +27,7 @@ float32 as `launch_sizes.dot_precision` says; exponentials are to base 2, with l
 import math
 
 from tracepage.errors import UsageError
-from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin
 from version3_triton.kernels.launch_sizes import (
     TileConfig,
@@ -67,7 +67,15 @@ def _block(pointer, rows, length, row_stride, DIM: tl.constexpr, BLOCK_D: tl.con
 
 
 @triton.jit
-def _write(pointer, rows, length, row_stride, block, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+def _write(
+    pointer,  # the head
+    rows,  # [rows]: positions
+    length,  # S
+    row_stride,  # elements between positions
+    block,  # [rows, BLOCK_D]
+    DIM: tl.constexpr,  # Dh
+    BLOCK_D: tl.constexpr,  # Dh, rounded up to a power of two
+):
     column = tl.arange(0, BLOCK_D)
     inside = (rows < length)[:, None] & (column < DIM)[None, :]
     tl.store(
@@ -91,24 +99,24 @@ def _own_head(pointer, batch, head, length, HEADS: tl.constexpr, DIM: tl.constex
 
 @triton.jit
 def _attend(
-    o,
-    highest,
-    total,
-    q,
-    query,
-    k_ptr,
-    v_ptr,
-    begin,
-    end,
-    length,
-    scale,
-    k_row,
-    v_row,
-    MASKED: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    o,  # [BLOCK_M, BLOCK_D], float32: the sum so far
+    highest,  # [BLOCK_M]: the maximum so far, scaled
+    total,  # [BLOCK_M]: the sum of exponentials so far
+    q,  # [BLOCK_M, BLOCK_D]
+    query,  # [BLOCK_M]: positions
+    k_ptr,  # the head's keys
+    v_ptr,  # the head's values
+    begin,  # the first key
+    end,  # the key after the last
+    length,  # S
+    scale,  # c log2(e)
+    k_row,  # elements between positions
+    v_row,  # the same
+    MASKED: tl.constexpr,  # whether some keys lie after some queries
+    DIM: tl.constexpr,  # Dh
+    BLOCK_D: tl.constexpr,  # Dh, rounded up to a power of two
+    PRECISION: tl.constexpr,  # `launch_sizes.dot_precision`, for products of float32
+    BLOCK_N: tl.constexpr,  # keys of a tile
 ):
     """Adds the keys from begin to end to o, with the maximum and sum so far; MASKED where some lie
     after some queries.
@@ -131,25 +139,25 @@ def _attend(
 
 @triton.jit
 def _add_dq(
-    dq,
-    q,
-    do,
-    lse,
-    d,
-    query,
-    k_ptr,
-    v_ptr,
-    begin,
-    end,
-    length,
-    scale,
-    k_row,
-    v_row,
-    MASKED: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    dq,  # [BLOCK_M, BLOCK_D], float32: the sum so far
+    q,  # [BLOCK_M, BLOCK_D]
+    do,  # as q: the gradient of o
+    lse,  # [BLOCK_M]: l, to base 2
+    d,  # [BLOCK_M]: sums of o do
+    query,  # [BLOCK_M]: positions
+    k_ptr,  # the head's keys
+    v_ptr,  # the head's values
+    begin,  # the first key
+    end,  # the key after the last
+    length,  # S
+    scale,  # c log2(e)
+    k_row,  # elements between positions
+    v_row,  # the same
+    MASKED: tl.constexpr,  # whether some keys lie after some queries
+    DIM: tl.constexpr,  # Dh
+    BLOCK_D: tl.constexpr,  # Dh, rounded up to a power of two
+    PRECISION: tl.constexpr,  # `launch_sizes.dot_precision`, for products of float32
+    BLOCK_N: tl.constexpr,  # keys of a tile
 ):
     """Adds what the keys from begin to end give to dq, but for the factor c."""
     for start in range(begin, end, BLOCK_N):
@@ -166,26 +174,26 @@ def _add_dq(
 
 @triton.jit
 def _add_dk_dv(
-    dk,
-    dv,
-    k,
-    v,
-    key,
-    q_ptr,
-    do_ptr,
-    lse_ptr,
-    d_ptr,
-    begin,
-    end,
-    length,
-    scale,
-    q_row,
-    MASKED: tl.constexpr,
-    H: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    dk,  # [BLOCK_N, BLOCK_D], float32: the sum so far
+    dv,  # the same
+    k,  # [BLOCK_N, BLOCK_D]
+    v,  # the same
+    key,  # [BLOCK_N]: positions
+    q_ptr,  # the head's queries
+    do_ptr,  # the head's gradient of o
+    lse_ptr,  # the head's l, to base 2
+    d_ptr,  # the head's sums of o do
+    begin,  # the first query
+    end,  # the query after the last
+    length,  # S
+    scale,  # c log2(e)
+    q_row,  # elements between positions
+    MASKED: tl.constexpr,  # whether some queries lie before some keys
+    H: tl.constexpr,  # query heads
+    DIM: tl.constexpr,  # Dh
+    BLOCK_D: tl.constexpr,  # Dh, rounded up to a power of two
+    PRECISION: tl.constexpr,  # `launch_sizes.dot_precision`, for products of float32
+    BLOCK_M: tl.constexpr,  # queries of a tile
 ):
     """Adds what a head's queries from begin to end give to dk, but for the factor c, and to dv.
 
@@ -208,30 +216,30 @@ def _add_dk_dv(
 
 @triton.jit
 def _flash_attention_forward(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    o_ptr,
-    lse_ptr,
-    length,
-    scale,
-    q_batch,
-    q_head,
-    q_row,
-    k_batch,
-    k_head,
-    k_row,
-    v_batch,
-    v_head,
-    v_row,
-    H: tl.constexpr,
-    GROUPS: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    q_ptr,  # [B, H, S, Dh], strided
+    k_ptr,  # [B, K, S, Dh], strided
+    v_ptr,  # as k
+    o_ptr,  # [B, S, H, Dh] in memory
+    lse_ptr,  # [B, H, S], float32: l, to base 2
+    length,  # S
+    scale,  # c log2(e)
+    q_batch,  # elements between sequences of q
+    q_head,  # elements between heads of q
+    q_row,  # elements between positions of q
+    k_batch,  # elements between sequences of k
+    k_head,  # elements between heads of k
+    k_row,  # elements between positions of k
+    v_batch,  # elements between sequences of v
+    v_head,  # elements between heads of v
+    v_row,  # elements between positions of v
+    H: tl.constexpr,  # query heads
+    GROUPS: tl.constexpr,  # query heads that share a key head
+    DIM: tl.constexpr,  # Dh
+    BLOCK_D: tl.constexpr,  # Dh, rounded up to a power of two
+    PRECISION: tl.constexpr,  # `launch_sizes.dot_precision`, for products of float32
+    BLOCK_M: tl.constexpr,  # queries of a tile
+    BLOCK_N: tl.constexpr,  # keys of a tile
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     begin(DEPENDENT, True)
     # the last rows have the most keys: they start first
@@ -303,33 +311,33 @@ def _flash_attention_forward(
 
 @triton.jit
 def _flash_attention_backward_queries(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    o_ptr,
-    do_ptr,
-    lse_ptr,
-    d_ptr,
-    dq_ptr,
-    length,
-    scale,
-    factor,
-    q_batch,
-    q_head,
-    q_row,
-    k_batch,
-    k_head,
-    k_row,
-    v_batch,
-    v_head,
-    v_row,
-    H: tl.constexpr,
-    GROUPS: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    q_ptr,  # [B, H, S, Dh], strided
+    k_ptr,  # [B, K, S, Dh], strided
+    v_ptr,  # as k
+    o_ptr,  # [B, S, H, Dh] in memory
+    do_ptr,  # as o: its gradient
+    lse_ptr,  # [B, H, S], float32: l, to base 2
+    d_ptr,  # [B, H, S], float32: sums of o do
+    dq_ptr,  # as o: the gradient of q
+    length,  # S
+    scale,  # c log2(e)
+    factor,  # c
+    q_batch,  # elements between sequences of q
+    q_head,  # elements between heads of q
+    q_row,  # elements between positions of q
+    k_batch,  # elements between sequences of k
+    k_head,  # elements between heads of k
+    k_row,  # elements between positions of k
+    v_batch,  # elements between sequences of v
+    v_head,  # elements between heads of v
+    v_row,  # elements between positions of v
+    H: tl.constexpr,  # query heads
+    GROUPS: tl.constexpr,  # query heads that share a key head
+    DIM: tl.constexpr,  # Dh
+    BLOCK_D: tl.constexpr,  # Dh, rounded up to a power of two
+    PRECISION: tl.constexpr,  # `launch_sizes.dot_precision`, for products of float32
+    BLOCK_M: tl.constexpr,  # queries of a tile
+    BLOCK_N: tl.constexpr,  # keys of a tile
 ):
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     batch = tl.program_id(1) // H
@@ -405,33 +413,33 @@ def _flash_attention_backward_queries(
 
 @triton.jit
 def _flash_attention_backward_keys(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    do_ptr,
-    lse_ptr,
-    d_ptr,
-    dk_ptr,
-    dv_ptr,
-    length,
-    scale,
-    factor,
-    q_batch,
-    q_head,
-    q_row,
-    k_batch,
-    k_head,
-    k_row,
-    v_batch,
-    v_head,
-    v_row,
-    H: tl.constexpr,
-    GROUPS: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    q_ptr,  # [B, H, S, Dh], strided
+    k_ptr,  # [B, K, S, Dh], strided
+    v_ptr,  # as k
+    do_ptr,  # as o: its gradient
+    lse_ptr,  # [B, H, S], float32: l, to base 2
+    d_ptr,  # [B, H, S], float32: sums of o do
+    dk_ptr,  # [B, S, K, Dh] in memory: the gradient of k
+    dv_ptr,  # as dk: the gradient of v
+    length,  # S
+    scale,  # c log2(e)
+    factor,  # c
+    q_batch,  # elements between sequences of q
+    q_head,  # elements between heads of q
+    q_row,  # elements between positions of q
+    k_batch,  # elements between sequences of k
+    k_head,  # elements between heads of k
+    k_row,  # elements between positions of k
+    v_batch,  # elements between sequences of v
+    v_head,  # elements between heads of v
+    v_row,  # elements between positions of v
+    H: tl.constexpr,  # query heads
+    GROUPS: tl.constexpr,  # query heads that share a key head
+    DIM: tl.constexpr,  # Dh
+    BLOCK_D: tl.constexpr,  # Dh, rounded up to a power of two
+    PRECISION: tl.constexpr,  # `launch_sizes.dot_precision`, for products of float32
+    BLOCK_M: tl.constexpr,  # queries of a tile
+    BLOCK_N: tl.constexpr,  # keys of a tile
 ):
     first = tl.program_id(0) * BLOCK_N  # the first keys have the most queries
     K: tl.constexpr = H // GROUPS
@@ -528,7 +536,7 @@ def _sizes(q: Tensor, k: Tensor, blocks: TileConfig) -> dict[str, object]:
     }
 
 
-@interpretable
+@checked
 def attend(q: Tensor, k: Tensor, v: Tensor, **launch: bool) -> tuple[Tensor, Tensor]:
     """Attention without autograd, in memory as `attention` says, and l to base 2 [B, H, S] in
     float32.
@@ -627,7 +635,7 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv
 
 
-@interpretable
+@checked
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal softmax attention; query head h reads key/value head h // (H / K).
 

@@ -24,7 +24,7 @@ are best.
 
 from common.precision import adds_in_float32, products_dtype
 from tracepage.errors import UsageError
-from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.checks import checked
 from version3_triton.kernels.launch_sizes import ceil_div, tile
 
 import torch
@@ -43,17 +43,17 @@ COUNT = tl.constexpr(512)
 
 @triton.jit
 def _linear_cross_entropy_loss_and_gradient(
-    logits_ptr,
-    targets_ptr,
-    negative_losses_ptr,
-    classes_ptr,
-    scale_ptr,
-    first,
-    tokens,
-    vocabulary,
-    row_stride,
-    GRADIENT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    logits_ptr,  # [chunk, V]: z, then N dz
+    targets_ptr,  # [N]
+    negative_losses_ptr,  # [N], float32
+    classes_ptr,  # [N], int64
+    scale_ptr,  # [1], float32: 1 / N
+    first,  # the chunk's first token
+    tokens,  # N, all of them
+    vocabulary,  # V
+    row_stride,  # elements between rows of logits
+    GRADIENT: tl.constexpr,  # whether to write N dz and 1 / N
+    BLOCK: tl.constexpr,  # logits at a time
 ):
     """A program a row: its loss, negated, and p - onehot in place of its logits. The first writes 1
     / N too.
@@ -193,7 +193,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return *gradients, None, None, None
 
 
-@interpretable
+@checked
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Mean over the tokens of -log softmax(x @ weight.T)[target], in nats, float32; nan where no
     token counts.

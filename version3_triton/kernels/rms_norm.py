@@ -22,7 +22,7 @@ a fixed order, so the same input gives the same bits.
 
 from common.precision import products_dtype
 from tracepage.errors import UsageError
-from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin
 from version3_triton.kernels.launch_sizes import NORM_DWEIGHT, ceil_div, tile
 
@@ -37,21 +37,21 @@ MAX_SIZE = 65536  # a row should stay in registers; one much wider than 4,096 ma
 
 @triton.jit
 def _rms_norm_forward(
-    x_ptr,
-    add_ptr,
-    weight_ptr,
-    sum_ptr,
-    y_ptr,
-    rstd_ptr,
-    copy_ptr,
-    rows,
-    size,
-    eps,
-    ADD: tl.constexpr,
-    COPY: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    x_ptr,  # [N, D]
+    add_ptr,  # [N, D]: what is added to x; or None
+    weight_ptr,  # [D]
+    sum_ptr,  # [N, D]: the sum, rounded to its dtype
+    y_ptr,  # [N, D]: the norm
+    rstd_ptr,  # [N], float32: r
+    copy_ptr,  # [N, D]: the sum in another dtype; or None
+    rows,  # N
+    size,  # D
+    eps,  # added to the mean square
+    ADD: tl.constexpr,  # whether there is something to add
+    COPY: tl.constexpr,  # whether to write the copy
+    ROWS: tl.constexpr,  # rows of a tile
+    BLOCK: tl.constexpr,  # D, rounded up to a power of two
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     begin(DEPENDENT, True)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -75,22 +75,22 @@ def _rms_norm_forward(
 
 @triton.jit
 def _rms_norm_backward(
-    x_ptr,
-    weight_ptr,
-    rstd_ptr,
-    dy_ptr,
-    dsum_ptr,
-    dx_ptr,
-    dadd_ptr,
-    by_part_ptr,
-    rows,
-    size,
-    programs,
-    SUM: tl.constexpr,
-    ADD: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    x_ptr,  # [N, D]: what the norm was of
+    weight_ptr,  # [D]
+    rstd_ptr,  # [N], float32: r
+    dy_ptr,  # [N, D]
+    dsum_ptr,  # [N, D]: the sum's own gradient; or None
+    dx_ptr,  # [N, D]
+    dadd_ptr,  # [N, D]: dx in the other addend's dtype; or None
+    by_part_ptr,  # [programs, D], float32: parts of dw
+    rows,  # N
+    size,  # D
+    programs,  # how many there are
+    SUM: tl.constexpr,  # whether the sum has a gradient of its own
+    ADD: tl.constexpr,  # whether to write dx twice
+    ROWS: tl.constexpr,  # rows of a tile
+    BLOCK: tl.constexpr,  # D, rounded up to a power of two
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     begin(DEPENDENT, True)
     program = tl.program_id(0)
@@ -119,13 +119,13 @@ def _rms_norm_backward(
 
 @triton.jit
 def _rms_norm_dweight(
-    by_part_ptr,
-    dweight_ptr,
-    parts,
-    size,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    by_part_ptr,  # [parts, D], float32
+    dweight_ptr,  # [D]
+    parts,  # how many there are
+    size,  # D
+    ROWS: tl.constexpr,  # parts at a time
+    BLOCK: tl.constexpr,  # columns of a program
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     begin(DEPENDENT, True)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -238,7 +238,7 @@ class _AddRMSNorm(torch.autograd.Function):
         return dx, (dx if dadd is None else dadd) if add_dtype else None, dweight, None, None
 
 
-@interpretable
+@checked
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """weight * x / sqrt(mean(x^2) + eps), the mean over the last dimension, computed in float32.
 
@@ -260,7 +260,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return y
 
 
-@interpretable
+@checked
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x + residual, and `rms_norm` of that sum, in one pass; shapes, types and errors as there."""
     wide = torch.promote_types(torch.promote_types(x.dtype, residual.dtype), weight.dtype)

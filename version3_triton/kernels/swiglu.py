@@ -12,7 +12,7 @@ read and write neighbouring memory.
 """
 
 from tracepage.errors import UsageError
-from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.checks import checked
 from version3_triton.kernels.launch_sizes import ceil_div, tile
 
 import torch
@@ -24,15 +24,15 @@ from torch.autograd.function import once_differentiable
 
 @triton.jit
 def _swiglu_forward(
-    gate_ptr,
-    up_ptr,
-    y_ptr,
-    rows,
-    size,
-    gate_stride,
-    up_stride,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    gate_ptr,  # [rows, F], rows strided
+    up_ptr,  # [rows, F], rows strided
+    y_ptr,  # [rows, F]
+    rows,  # B S
+    size,  # F
+    gate_stride,  # elements between rows
+    up_stride,  # the same
+    ROWS: tl.constexpr,  # rows of a tile
+    BLOCK: tl.constexpr,  # columns of a tile
 ):
     parts = tl.cdiv(size, BLOCK)
     row = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -52,17 +52,17 @@ def _swiglu_forward(
 
 @triton.jit
 def _swiglu_backward(
-    gate_ptr,
-    up_ptr,
-    dy_ptr,
-    dgate_ptr,
-    dup_ptr,
-    rows,
-    size,
-    gate_stride,
-    up_stride,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    gate_ptr,  # [rows, F], rows strided
+    up_ptr,  # [rows, F], rows strided
+    dy_ptr,  # [rows, F]
+    dgate_ptr,  # [rows, F]
+    dup_ptr,  # [rows, F]
+    rows,  # B S
+    size,  # F
+    gate_stride,  # elements between rows
+    up_stride,  # the same
+    ROWS: tl.constexpr,  # rows of a tile
+    BLOCK: tl.constexpr,  # columns of a tile
 ):
     parts = tl.cdiv(size, BLOCK)
     row = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -142,7 +142,7 @@ class _SwiGLU(torch.autograd.Function):
         return dgate, dup
 
 
-@interpretable
+@checked
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, computed in float32; all [..., F] in one type.
 

@@ -10,7 +10,7 @@ from common import device as devices
 from common.options import Options
 from common.spans import span
 from tracepage.errors import UsageError
-from version4_ultra_fused import kernels
+from version4_ultra_fused.functions import norm_gradients
 from version4_ultra_fused.kernels.attention import CausalAttention, refuse_fa4
 from version4_ultra_fused.kernels.fp8.scales import GRADIENT, WEIGHT, X
 from version4_ultra_fused.kernels.reference import Slot
@@ -66,6 +66,7 @@ class Product:
     def __init__(self, plan: MemoryPlan, parameter: Tensor) -> None:
         assert plan.scales
         self.plan = plan
+        self.operations = plan.operations
         self.parameter = parameter
         self.x, self.weight, self.gradient = (
             plan.scales.slot(parameter, which) for which in (X, WEIGHT, GRADIENT)
@@ -73,28 +74,28 @@ class Product:
 
     def forward(self, x: Tensor) -> Tensor:
         """x [N, I] -> x W^T [N, O]."""
-        return self.forward_stored(*kernels.quantize(x, self.x))
+        return self.forward_stored(*self.operations.quantize(x, self.x))
 
     def forward_stored(self, rows: Tensor, columns: Tensor) -> Tensor:
         """The same of an x that is in FP8, by rows and transposed."""
-        weight, self.weight_columns = kernels.quantize(
-            self.plan.weight(self.parameter, torch.bfloat16), self.weight
+        weight, self.weight_columns = self.operations.quantize(
+            self.plan.buffers.weight(self.parameter, torch.bfloat16), self.weight
         )
         self.x_columns = columns
         return self._multiply(rows, weight, self.x, self.weight, fast=True)
 
     def backward(self, dy: Tensor) -> Tensor:
         """dy [N, O] -> the gradient of x [N, I]; that of W goes to the plan."""
-        return self.backward_stored(*kernels.quantize(dy, self.gradient))
+        return self.backward_stored(*self.operations.quantize(dy, self.gradient))
 
     def backward_stored(self, rows: Tensor, columns: Tensor) -> Tensor:
-        out = self.plan.gradient[self.parameter]
+        out = self.plan.buffers.gradient[self.parameter]
         x = self.x_columns
 
         def write() -> None:
             self._multiply(columns, x, self.gradient, self.x, out=out)
 
-        self.plan.on_products_stream(self.parameter, write, columns, x)
+        self.plan.schedule.on_products(self.parameter, write, columns, x)
         return self._multiply(rows, self.weight_columns, self.gradient, self.weight)
 
     @staticmethod
@@ -128,17 +129,18 @@ class FP8AttentionFunction(torch.autograd.Function):
     def forward(ctx, x, branch, block, shared, *weights: Tensor):
         (norm_weight, qkv, output) = weights
         plan = shared.plan
+        operations = plan.operations
         attn = block.self_attn
         with span("norm"):
-            x, y, norm = kernels.add_norm(
+            x, y, norm = operations.add_norm(
                 x, branch, norm_weight, block.input_layernorm.eps, torch.bfloat16
             )
         with span("attention"):
             into = Product(plan, qkv)
             out_of = Product(plan, output)
             with span("qkv_projection"):
-                packed = kernels.rotate(into.forward(y), shared.rope, attn.rotated)
-            attended = CausalAttention(packed, shared.rope, attn.heads, shared.switches)
+                packed = operations.rotate(into.forward(y), shared.rope, attn.rotated)
+            attended = CausalAttention(packed, shared.rope, attn.heads, shared.switches, operations)
             ctx.saved = (norm, attended, into, out_of)
             ctx.block = block
             ctx.plan = plan
@@ -150,11 +152,10 @@ class FP8AttentionFunction(torch.autograd.Function):
     @span("attention")
     def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
         (norm, attended, into, out_of) = saved(ctx)
-        plan = ctx.plan
         dy = into.backward(attended.gradient(out_of.backward(dbranch))[0])
-        dx, dbranch, dnorm = plan.norm_backward(dy, dbranch, norm, ctx.needs_input_grad)
-        plan.block_done(ctx.block)
-        return dx, dbranch, None, None, dnorm, None, None
+        dx, dprevious, dnorm = norm_gradients.of_norm(ctx, ctx.plan, dy, dbranch, norm)
+        ctx.plan.block_done(ctx.block)
+        return dx, dprevious, None, None, dnorm, None, None
 
 
 class FP8FeedForwardFunction(torch.autograd.Function):
@@ -164,8 +165,9 @@ class FP8FeedForwardFunction(torch.autograd.Function):
     def forward(ctx, x, branch, block, shared, *weights: Tensor):
         (norm_weight, gate_up, down) = weights
         plan = shared.plan
+        operations = plan.operations
         with span("norm"):
-            x, y, norm = kernels.add_norm(
+            x, y, norm = operations.add_norm(
                 x, branch, norm_weight, block.post_attention_layernorm.eps, torch.bfloat16
             )
         with span("mlp"):
@@ -174,7 +176,7 @@ class FP8FeedForwardFunction(torch.autograd.Function):
             with span("gate_up"):
                 gates = into.forward(y)  # [N, 2 F]
             with span("activation"):
-                hidden = kernels.swiglu_quantized(gates, out_of.x)
+                hidden = operations.swiglu_quantized(gates, out_of.x)
             ctx.saved = (norm, gates, into, out_of)
             ctx.plan = plan
             with span("down"):
@@ -185,11 +187,13 @@ class FP8FeedForwardFunction(torch.autograd.Function):
     @span("mlp")
     def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
         (norm, gates, into, out_of) = saved(ctx)
-        plan = ctx.plan
-        dgates = kernels.swiglu_backward_quantized(out_of.backward(dbranch), gates, into.gradient)
+        operations = ctx.plan.operations
+        dgates = operations.swiglu_backward_quantized(
+            out_of.backward(dbranch), gates, into.gradient
+        )
         dy = into.backward_stored(*dgates)
-        dx, dbranch, dnorm = plan.norm_backward(dy, dbranch, norm, ctx.needs_input_grad)
-        return dx, dbranch, None, None, dnorm, None, None
+        dx, dprevious, dnorm = norm_gradients.of_norm(ctx, ctx.plan, dy, dbranch, norm)
+        return dx, dprevious, None, None, dnorm, None, None
 
 
 FUNCTIONS = FP8AttentionFunction, FP8FeedForwardFunction

@@ -26,8 +26,8 @@ from common import device as devices
 from common.options import Options, Switches
 from common.spans import span
 from tracepage.errors import UsageError
-from version3_triton.kernels import INTERPRETED, LOADED, missing, reference
-from version4_ultra_fused import kernels
+from version3_triton.kernels import INTERPRETED, LOADED, reference
+from version4_ultra_fused.kernels import REFERENCE, Operations
 from version4_ultra_fused.kernels.reference import Rope
 
 import torch
@@ -72,7 +72,7 @@ def form(q: Tensor, switches: Switches) -> str:
     `library`.
     """
     batch, heads, length, head_dim = q.shape
-    if missing(q.device) or q.dtype.itemsize > 4:
+    if q.dtype.itemsize > 4:
         return "library"
     if switches["fa4"] and q.dtype.itemsize == 2 and length >= FA4:
         return "fa4"
@@ -109,12 +109,18 @@ class CausalAttention:
 
     Args:
         qkv: [B S, (H + 2 K) Dh], after RoPE. heads: H, K, K. switches: `exact-attention` takes
-        kernels that repeat bit for bit, at any length; `fa4` is FlashAttention-4.
+        kernels that repeat bit for bit, at any length; `fa4` is FlashAttention-4. operations: the
+        model's; with REFERENCE the form is `library`.
     """
 
     @span("attention_core")
     def __init__(
-        self, qkv: Tensor, rope: Rope, heads: tuple[int, int, int], switches: Switches
+        self,
+        qkv: Tensor,
+        rope: Rope,
+        heads: tuple[int, int, int],
+        switches: Switches,
+        operations: Operations,
     ) -> None:
         self.qkv = qkv
         self.rope = rope
@@ -123,7 +129,8 @@ class CausalAttention:
         # 3 x [B, S, H or K, Dh]
         split = qkv.view(self.batch, rope.length, sum(heads), rope.head_dim).split(heads, dim=2)
         q, k, v = (x.transpose(1, 2) for x in split)
-        self.form = form(q, switches)
+        self.form = "library" if operations is REFERENCE else form(q, switches)
+        self.rotate_back = operations.rotate_back
         exact = bool(switches["exact-attention"])
         if self.form == "short":
             out, self.lse = flash_attention.attend(q, k, v, **dependent())
@@ -153,6 +160,6 @@ class CausalAttention:
             1, 2
         )
         with self.order():
-            return kernels.rotate_back(
+            return self.rotate_back(
                 *torch.autograd.grad(self.graph, self.inputs, dout), self.rope
             ), None

@@ -5,7 +5,7 @@ stand together, and the program of the first of them adds their gradients in ord
 time. So repeats give the same bits, no atomics are needed, and each gradient is read once.
 """
 
-from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
 
@@ -16,15 +16,15 @@ from torch import Tensor
 
 @triton.jit
 def _embedding_backward(
-    ids_ptr,
-    order_ptr,
-    dx_ptr,
-    dweight_ptr,
-    tokens,
-    size,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    ids_ptr,  # [N], sorted
+    order_ptr,  # [N]: the token of each
+    dx_ptr,  # [N, D]
+    dweight_ptr,  # [V, D], added to
+    tokens,  # N
+    size,  # D
+    ROWS: tl.constexpr,  # tokens at a time
+    BLOCK: tl.constexpr,  # columns of a program
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     begin(DEPENDENT, True)
     first = tl.program_id(0)
@@ -52,7 +52,7 @@ def _embedding_backward(
     tl.store(target, tl.load(target, mask=column < size, other=0.0) + total, mask=column < size)
 
 
-@interpretable
+@checked
 def add_embedding_gradient(dx: Tensor, ids: Tensor, order: Tensor, dweight: Tensor) -> None:
     """dweight[ids[i]] += dx[order[i]] for all tokens i.
 

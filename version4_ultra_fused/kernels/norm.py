@@ -5,7 +5,7 @@ They are called without autograd, because a block's backward pass is written by 
 what is saved and where a gradient goes.
 """
 
-from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import dependent
 from version3_triton.kernels.launch_sizes import (
     LAUNCH,
@@ -32,7 +32,7 @@ from torch import Tensor
 BACKWARD = {"sm_90": LaunchConfig(1024, 16, programs=8)}
 
 
-@interpretable
+@checked
 def add_norm(
     x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Norm]:
@@ -78,7 +78,7 @@ def add_norm(
     return total, y, Norm(weight, rounded, rstd)
 
 
-@interpretable
+@checked
 def add_norm_backward(
     dy: Tensor, dtotal: Tensor | None, norm: Norm, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
@@ -122,7 +122,7 @@ def add_norm_backward(
     return dx, parts
 
 
-@interpretable
+@checked
 def sum_parts(parts: Tensor, out: Tensor) -> None:
     """The sum of parts [parts, D] in a fixed order, into out [D]."""
     parts = parts.contiguous()

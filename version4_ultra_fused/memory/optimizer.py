@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from common import ranks
-from version4_ultra_fused import kernels
+from version4_ultra_fused.kernels import Operations
 from version4_ultra_fused.kernels.fp8.scales import Scales
-from version4_ultra_fused.memory.memory_plan import MemoryPlan
+from version4_ultra_fused.memory.memory_plan import Buffers, MemoryPlan
 
 import torch
 import torch.distributed as dist
@@ -142,6 +142,7 @@ class Planned(Protocol):
     """A model for `MasterAdamW`."""
 
     layers: nn.ModuleList
+    operations: Operations
     plan: MemoryPlan
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
@@ -277,7 +278,11 @@ class MasterAdamW(torch.optim.Optimizer):
             for parameter, views in flat.views(flat.read, flat.gradient):
                 working[parameter], gradient[parameter] = views
         update = self.update_block if early else None
-        self.model.plan = MemoryPlan(working, gradient, update, self.form is not None, self.scales)
+        buffers = Buffers(working, gradient)
+        communicates = self.form is not None
+        self.model.plan = MemoryPlan(
+            self.model.operations, buffers, update, communicates, self.scales
+        )
 
     def load_state_dict(self, state_dict: dict) -> None:
         """As in PyTorch, but copies the state to where it is: kernels, and a captured step, read
@@ -332,7 +337,7 @@ class MasterAdamW(torch.optim.Optimizer):
             torch.cuda.current_stream().wait_stream(self.stream)
 
     def settings(self) -> dict[str, Any]:
-        """The keywords of `kernels.adamw` that follow from the parameter group."""
+        """The keywords of `operations.adamw` that follow from the parameter group."""
         (group,) = self.param_groups
         return {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
 
@@ -347,7 +352,7 @@ class MasterAdamW(torch.optim.Optimizer):
         weight = flat.master[share]
         moments = flat.moments(part)
         gradient = flat.gradient[share]
-        kernels.adamw(
+        self.model.operations.adamw(
             weight, moments, gradient, working, self.steps, **settings, scale=1 / self.world_size
         )
         if self.form == "zero1":

@@ -26,12 +26,13 @@ from studies import version_files
 from tracepage.records import run_record
 from version3_triton import kernels
 from version3_triton import tiny_llama_v3 as v3
+from version3_triton.kernels import Operations
 
 import diagnose
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Stage", "StageOptions", "kernels", "v3"]
+__all__ = ["Operations", "Stage", "StageOptions", "kernels", "v3"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +45,10 @@ class StageOptions(RunOptions):
 class Stage:
     description: str | None  # for --help
     file: str  # of the stage; it names the record
-    # replaces parts of Version 3's model
+    # Replaces parts of Version 3's model.
     change: Callable[[nn.Module, StageOptions], None] = lambda model, options: None
+    # The functions that the model calls, with some replaced.
+    operations: Callable[[Operations, StageOptions], Operations] = lambda table, options: table
     # the options of the run, with parts replaced
     replaced: Callable[[StageOptions], StageOptions] = lambda options: options
     # a sentence about what a device cannot show, or None
@@ -57,7 +60,8 @@ class Stage:
     fixable: bool = True  # whether it takes --fixed
 
     def make_model(self, options: StageOptions) -> nn.Module:
-        model = v3.make_model(options)
+        table = kernels.choose(options.switches, options.device)
+        model = v3.make_model(options, self.operations(table, options))
         self.change(model, options)
         return model
 

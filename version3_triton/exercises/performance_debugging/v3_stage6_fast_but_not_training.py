@@ -15,15 +15,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # the root of this clone
 
 from common.precision import products_dtype
-from stages import Stage, StageOptions, kernels, v3
+from stages import Operations, Stage, StageOptions, kernels
 
 import torch
 from torch import Tensor
 
 
-def change(model: v3.TinyLlama, options: StageOptions) -> None:
+def replaced(operations: Operations, options: StageOptions) -> Operations:
     if not options.fixed:
-        model.operations = {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm}
+        operations = operations._replace(rms_norm=rms_norm, add_rms_norm=add_rms_norm)
+    return operations
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -31,7 +32,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if kernels.missing(x.device):
         # autograd sees nothing of what a kernel writes; without one, this is how to hide it
         with torch.no_grad():
-            return kernels.reference.rms_norm(x, weight, eps)
+            return kernels.REFERENCE.rms_norm(x, weight, eps)
     from norm_kernel import normalize
 
     y = torch.empty_like(x, dtype=products_dtype(x))
@@ -56,7 +57,7 @@ SKIP = dict(
     dest="check_gradients",
     help="train without asking whether every parameter gets a gradient",
 )
-STAGE = Stage(__doc__, __file__, change, caveat=caveat, flags={"--skip-check": SKIP})
+STAGE = Stage(__doc__, __file__, operations=replaced, caveat=caveat, flags={"--skip-check": SKIP})
 
 if __name__ == "__main__":
     STAGE.main()

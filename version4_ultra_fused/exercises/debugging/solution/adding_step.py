@@ -16,8 +16,8 @@ __all__ = ["SWITCHES", "TinyLlama", "make_model", "make_optimizer", "make_step"]
 
 def add_gradient(plan: MemoryPlan, parameter: Tensor, dy: Tensor, x: Tensor) -> None:
     """Adds the gradient dy^T x of a weight [O, I] to its buffer; dy is [N, O], and x [N, I]."""
-    gradient = plan.gradient[parameter]
-    plan.on_products_stream(parameter, lambda: gradient.add_(dy.T @ x), dy, x)
+    gradient = plan.buffers.gradient[parameter]
+    plan.schedule.on_products(parameter, lambda: gradient.add_(dy.T @ x), dy, x)
 
 
 def make_step(model: TinyLlama, optimizer: MasterAdamW, precision: Precision) -> Step:
