@@ -1,9 +1,10 @@
 """A decode step in six kernels a layer: what stands around a matrix-vector product is computed
 inside of it.
 
-    product    y = W (x r g), r = 1 / sqrt(mean(x^2) + eps), a factor of y, and g the norm's weight; or y += W x;
-               or silu(a) b, with a and b the products with the two halves of W
-    attend     turns q and k, writes k and v into the cache, and attends to a chunk of it; `_combine` adds up the chunks
+    product    y = W (x r g), r = 1 / sqrt(mean(x^2) + eps), a factor of y, and g the norm's weight;
+               or y += W x; or silu(a) b, with a and b the products with the two halves of W
+    attend     turns q and k, writes k and v into the cache, and attends to a chunk of it;
+               `_combine` adds up the chunks
 
 A product must read each weight once, and weights do not depend on the token. So it loads the first
 ones before it waits for the kernel before it (`version3_triton/kernels/dependent_launch.py`), and
@@ -23,8 +24,8 @@ import triton.language as tl
 from torch import Tensor, nn
 
 CHUNK = 128  # keys of a program
-# rows of a weight and columns that a program holds at once, and its warps: of 20, the fastest step
-# on an H100
+# The rows and columns of a weight that a program holds at once, and its warps: of 20 the fastest
+# step on an H100.
 TILES = {
     "qkv": (4, 512, 4),
     "o": (8, 1024, 8),
@@ -144,7 +145,7 @@ def _attend(
     tl.store(keys_ptr + place, k, mask=now & (head % (H // K) == 0))
     tl.store(values_ptr + place, v, mask=now & (head % (H // K) == 0))
     score = tl.where(key <= position, tl.sum(k.to(tl.float32) * q[None, :], axis=1), float("-inf"))
-    # finite where all keys come after the position
+    # It is finite where all keys come after the position.
     highest = tl.maximum(tl.max(score, axis=0), -1e30)
     p = tl.exp(score - highest)
     part = head * tl.num_programs(1) + tl.program_id(1)
@@ -186,7 +187,7 @@ def product(
     rows = weight.shape[0] // (2 if tile == "gate_up" else 1)
     size = weight.shape[1]
     y = x.new_empty(rows) if out is None else out
-    (height, width, warps) = TILES[tile]
+    height, width, warps = TILES[tile]
     _product[ceil_div(rows, height),](
         x,
         norm.weight if norm else None,
@@ -215,9 +216,8 @@ def attend(
     kv_heads, length, dim = keys.shape
     heads = len(qkv) // dim - 2 * kv_heads
     chunks = ceil_div(length, CHUNK)
-    parts, sums = (
-        torch.empty(heads, chunks, n, dtype=torch.float32, device=qkv.device) for n in (dim, 2)
-    )
+    parts = qkv.new_empty(heads, chunks, dim, dtype=torch.float32)
+    sums = qkv.new_empty(heads, chunks, 2, dtype=torch.float32)
     _attend[heads, chunks](
         qkv,
         keys,
@@ -254,10 +254,10 @@ def fused(decoder) -> Callable[[Tensor, Tensor], Tensor]:
     """
     reason = kernels.missing(decoder.device)
     dim = decoder.config.head_dim
-    if reason or dim & (dim - 1):
-        raise UsageError(
-            f"--operations fused: {reason or f'a head has {dim} numbers, which is no power of two'}"
-        )
+    if not reason and dim & (dim - 1):
+        reason = f"a head has {dim} numbers, which is no power of two"
+    if reason:
+        raise UsageError(f"--operations fused: {reason}")
 
     @torch.no_grad()
     def logits(ids: Tensor, position: Tensor) -> Tensor:  # [1], [1] -> [V]

@@ -8,7 +8,7 @@ Changes from Version 2:
 - The loss computes its gradient in place of the logits, in chunks of at most 2^27 logits.
 - QKV and gate-up fusion are always on; matrix products stay with the BLAS.
 
-Without a GPU all is PyTorch's, and a line says so; TRITON_INTERPRET=1 runs kernels on a CPU, slowly.
+Without a GPU all is PyTorch's, and a line says so. TRITON_INTERPRET=1 runs kernels on a CPU.
 
     python tiny_llama_v3.py --use-amp --mode benchmark             # times each kernel instead
 
@@ -81,9 +81,9 @@ class Attention(nn.Module):
     @span("attention")
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
         with span("qkv_projection"):
-            q, k, v = self.qkv_proj(x).split(self.sizes, dim=-1)  # [B, S, D], 2 x [B, S, K Dh]
-        # [B, H or K, S, Dh]
-        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))
+            q, k, v = self.qkv_proj(x).split(self.sizes, dim=-1)  # [B, S, D or K Dh]
+        heads = (-1, self.head_dim)
+        q, k, v = (t.unflatten(-1, heads).transpose(1, 2) for t in (q, k, v))  # [B, H or K, S, Dh]
         q, k = self.operations.apply_rope(q, k, cos, sin)
         with span("attention_core"):
             out = self.operations.attention(q, k, v)  # [B, H, S, Dh]
@@ -156,7 +156,7 @@ class TinyLlama(nn.Module):
         return self.lm_head(self.hidden_states(input_ids))
 
     def loss(self, input_ids: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats; `targets` [B, S] are the tokens that follow, already shifted."""
+        """Mean cross-entropy in nats; `targets` [B, S] are the next tokens, already shifted."""
         x = self.hidden_states(input_ids)
         with span("loss"):
             return self.operations.linear_cross_entropy(x, self.lm_head.weight, targets)
@@ -181,7 +181,7 @@ def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:
 
 
 def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
-    """A function of a batch: one optimizer step; it returns the loss from before it, on the device."""
+    """A function of a batch: one optimizer step that returns the loss before it, on the device."""
 
     def step(batch: Batch) -> Tensor:
         with precision.autocast():

@@ -7,7 +7,7 @@ Changes from Version 3, in two stages, of which `--disable-memory-plan` leaves t
 - The memory plan (`memory/memory_plan.py`): AdamW writes bf16 weights for the products, and
   gradients get buffers of their own.
 
-Without a GPU all is PyTorch's, and a line says so; TRITON_INTERPRET=1 runs kernels on a CPU, slowly.
+Without a GPU all is PyTorch's, and a line says so. TRITON_INTERPRET=1 runs kernels on a CPU.
 
     python tiny_llama_v4.py --use-amp
 
@@ -218,7 +218,7 @@ class TinyLlama(nn.Module):
         return (y @ weight.T).unflatten(0, input_ids.shape)
 
     def loss(self, input_ids: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats; `targets` [B, S] are the tokens that follow, already shifted."""
+        """Mean cross-entropy in nats; `targets` [B, S] are the next tokens, already shifted."""
         x, branch = self.hidden_states(input_ids)
         with span("loss"):
             weights = (self.norm.weight, self.lm_head.weight)
@@ -251,7 +251,7 @@ def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:
 
 
 def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
-    """A function of a batch: one optimizer step; it returns the loss from before it, on the device."""
+    """A function of a batch: one optimizer step that returns the loss before it, on the device."""
     if precision.dtype == torch.float16:
         reason = "Version 4 does not scale the loss, which float16 needs"
         raise UsageError(f"{reason}: leave out --amp-dtype float16")

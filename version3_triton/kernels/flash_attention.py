@@ -3,7 +3,8 @@ arXiv:2307.08691).
 
 For a query row i, keys j <= i, scale c = 1 / sqrt(Dh):
 
-    s_ij = c q_i k_j        l_i = log sum_j exp(s_ij)        p_ij = exp(s_ij - l_i)        o_i = sum_j p_ij v_j
+    s_ij = c q_i k_j                l_i = log sum_j exp(s_ij)
+    p_ij = exp(s_ij - l_i)          o_i = sum_j p_ij v_j
 
 Forward: a program holds BLOCK_M queries and goes over the keys in blocks, with a running maximum m
 and sum (online softmax, Milakov and Gimelshein 2018, arXiv:1805.02867); a larger maximum rescales
@@ -11,7 +12,8 @@ what was summed so far. Saved are q, k, v, o and l.
 
 Backward, with d_i = sum_e o_ie do_ie, recomputes p from l:
 
-    ds_ij = p_ij (do_i v_j - d_i)        dq_i = c sum_j ds_ij k_j        dk_j = c sum_i ds_ij q_i        dv_j = sum_i p_ij do_i
+    ds_ij = p_ij (do_i v_j - d_i)   dq_i = c sum_j ds_ij k_j
+    dk_j = c sum_i ds_ij q_i        dv_j = sum_i p_ij do_i
 
 in two launches without atomics: one owns blocks of queries (dq, and d for the next), the other
 blocks of keys (dk, dv); that one goes over all heads that share a key head, so grouped heads need
@@ -43,10 +45,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LOG2_E = math.log2(math.e)
-# Dh; B H, a grid's second dimension; a head's rows, by int32
 MAX_HEAD_DIM = 128
-MAX_HEADS = 65535
-MAX_OFFSET = 2**31
+MAX_HEADS = 65535  # B H, which is a grid's second dimension
+MAX_OFFSET = 2**31  # Rows of a head are counted in int32.
 
 
 @triton.jit
@@ -128,7 +129,7 @@ def _attend(
         if MASKED:
             s = tl.where(key[None, :] <= query[:, None], s, float("-inf"))
         new = tl.maximum(highest, tl.max(s, axis=1) * scale)
-        p = tl.exp2(s * scale - new[:, None])  # one multiply-add and one exponential a score
+        p = tl.exp2(s * scale - new[:, None])  # One multiply-add and one exponential a score.
         shrink = tl.exp2(highest - new)
         total = total * shrink + tl.sum(p, axis=1)
         v = _block(v_ptr, key, length, v_row, DIM, BLOCK_D)
@@ -242,7 +243,7 @@ def _flash_attention_forward(
     DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     begin(DEPENDENT, True)
-    # the last rows have the most keys: they start first
+    # The last rows have the most keys: they start first.
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     batch = tl.program_id(1) // H
     head = tl.program_id(1) % H
@@ -256,7 +257,7 @@ def _flash_attention_forward(
     o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     diagonal = first // BLOCK_N * BLOCK_N
     end = tl.minimum(first + BLOCK_M, length)
-    o, highest, total = _attend(  # before the diagonal nothing is masked
+    o, highest, total = _attend(  # Before the diagonal nothing is masked.
         o,
         highest,
         total,
@@ -441,7 +442,7 @@ def _flash_attention_backward_keys(
     BLOCK_M: tl.constexpr,  # queries of a tile
     BLOCK_N: tl.constexpr,  # keys of a tile
 ):
-    first = tl.program_id(0) * BLOCK_N  # the first keys have the most queries
+    first = tl.program_id(0) * BLOCK_N  # The first keys have the most queries.
     K: tl.constexpr = H // GROUPS
     batch = tl.program_id(1) // K
     kv_head = tl.program_id(1) % K
@@ -451,7 +452,7 @@ def _flash_attention_backward_keys(
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     diagonal = first // BLOCK_M * BLOCK_M
-    # from here on every query sees every key
+    # From here on every query sees every key.
     clear = tl.minimum((first + BLOCK_N + BLOCK_M - 2) // BLOCK_M * BLOCK_M, length)
     for group in range(GROUPS):
         head = kv_head * GROUPS + group
@@ -552,8 +553,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, **launch: bool) -> tuple[Tensor, Ten
     end = (length - 1) * max(heads * head_dim, q.stride(2), k.stride(2), v.stride(2)) + head_dim
     if batch * heads > MAX_HEADS or end > MAX_OFFSET:
         raise UsageError(
-            f"the attention kernel takes B H to {MAX_HEADS} and heads that end within 2^31 numbers, not {batch * heads} and "
-            f"{end}: switch it off"
+            f"the attention kernel takes B H to {MAX_HEADS} and heads that end within 2^31 numbers, "
+            f"not {batch * heads} and {end}: switch it off"
         )
     o = _new(q)
     lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
@@ -651,22 +652,26 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             a head of an input or of the result does not end within 2^31 numbers of its beginning.
     """
     if not q.ndim == k.ndim == v.ndim == 4 or not k.shape[1] or not q.shape[3]:
-        shapes = [[*each.shape] for each in (q, k, v)]
+        shapes = [[*x.shape] for x in (q, k, v)]
         raise UsageError(
-            f"attention takes q [B, H, S, Dh], k and v [B, K, S, Dh], with K and Dh at least 1, not {shapes}"
+            "attention takes q [B, H, S, Dh], k and v [B, K, S, Dh], with K and Dh at least 1, "
+            f"not {shapes}"
         )
-    (batch, heads, length, head_dim) = q.shape
+    batch, heads, length, head_dim = q.shape
     kv_heads = k.shape[1]
     if heads % kv_heads or not k.shape == v.shape == (batch, kv_heads, length, head_dim):
         raise UsageError(
-            f"attention of q {[*q.shape]} takes k and v alike but for fewer heads, not {[*k.shape]}, {[*v.shape]}"
+            f"attention of q {[*q.shape]} takes k and v alike but for fewer heads, "
+            f"not {[*k.shape]}, {[*v.shape]}"
         )
     if not q.dtype == k.dtype == v.dtype or q.dtype.itemsize not in (2, 4):
         raise UsageError(
-            f"attention takes q, k and v in one type of 16 or 32 bits, not {q.dtype}, {k.dtype} and {v.dtype}"
+            "attention takes q, k and v in one type of 16 or 32 bits, "
+            f"not {q.dtype}, {k.dtype} and {v.dtype}"
         )
     if head_dim > MAX_HEAD_DIM:
         raise UsageError(
-            f"the attention kernel takes head dimensions to {MAX_HEAD_DIM}, not {head_dim}: switch it off"
+            f"the attention kernel takes head dimensions to {MAX_HEAD_DIM}, not {head_dim}: "
+            "switch it off"
         )
     return _Attention.apply(q, k, v)

@@ -63,12 +63,12 @@ def _rms_norm_forward(
         x += tl.load(add_ptr + place, mask=inside, other=0.0).to(tl.float32)
         total = x.to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + place, total, mask=inside)
-        x = total.to(tl.float32)  # what the backward pass will read
+        x = total.to(tl.float32)  # The backward pass will read this.
     rstd = 1 / tl.sqrt(tl.sum(x * x, axis=1) / size + eps)
     weight = tl.load(weight_ptr + column, mask=column < size, other=0.0).to(tl.float32)
     y = x * rstd[:, None] * weight[None, :]
     tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=inside)
-    if COPY:  # of x in another number format
+    if COPY:  # x in another number format
         tl.store(copy_ptr + place, x.to(copy_ptr.dtype.element_ty), mask=inside)
     tl.store(rstd_ptr + row, rstd, mask=row < rows)
 
@@ -107,7 +107,7 @@ def _rms_norm_backward(
         dy *= rstd
         scaled = dy * weight[None, :]
         mean = (tl.sum(scaled * x, axis=1) / size)[:, None] * rstd * rstd
-        dweight += tl.sum(dy * x, axis=0)  # in this order nothing spills: LOG.md
+        dweight += tl.sum(dy * x, axis=0)  # In this order nothing spills: LOG.md.
         dx = scaled - x * mean
         if SUM:
             dx += tl.load(dsum_ptr + place, mask=inside, other=0.0).to(tl.float32)
@@ -151,20 +151,22 @@ class _AddRMSNorm(torch.autograd.Function):
         size = x.shape[-1] if x.ndim else 0
         if size > MAX_SIZE:
             raise UsageError(
-                f"the norm's kernel takes rows of at most {MAX_SIZE} numbers, not {size}: switch it off"
+                f"the norm's kernel takes rows of at most {MAX_SIZE} numbers, not {size}: "
+                "switch it off"
             )
         if not size or weight.shape != x.shape[-1:] or (add is not None and add.shape != x.shape):
-            shapes = [[*each.shape] for each in (x, add, weight) if each is not None]
+            shapes = [[*tensor.shape] for tensor in (x, add, weight) if tensor is not None]
             raise UsageError(
-                f"the norm's kernel takes [..., D], what is added in the same shape, and a weight [D], D at least 1, not {shapes}"
+                "the norm's kernel takes [..., D], what is added in the same shape, "
+                f"and a weight [D], D at least 1, not {shapes}"
             )
         x = x.contiguous()
         add = None if add is None else add.contiguous()
         weight = weight.contiguous()
         rows = x.numel() // size
-        total = (
-            x if add is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, add.dtype))
-        )
+        total = x
+        if add is not None:
+            total = torch.empty_like(x, dtype=torch.promote_types(x.dtype, add.dtype))
         y = torch.empty_like(x, dtype=dtype)
         rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
         blocks = tile("norm_forward", size, x.device)
@@ -194,16 +196,17 @@ class _AddRMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *gradients: Tensor | None):
         total, weight, rstd = ctx.saved_tensors
-        (x_dtype, add_dtype) = ctx.dtypes
+        x_dtype, add_dtype = ctx.dtypes
         size = total.shape[-1]
         dsum, dy = gradients if add_dtype else (None, *gradients)
-        if dy is None:  # the norm was not used, and if dsum is None nothing was
-            both = (dsum.to(x_dtype), dsum.to(add_dtype)) if dsum is not None else (None, None)
-            return *both, None, None, None
+        if dy is None and dsum is None:
+            return None, None, None, None, None
+        if dy is None:  # The norm was not used.
+            return dsum.to(x_dtype), dsum.to(add_dtype), None, None, None
         dx = torch.empty_like(total, dtype=x_dtype)
-        dadd = (
-            torch.empty_like(total, dtype=add_dtype) if add_dtype not in (None, x_dtype) else None
-        )
+        dadd = None
+        if add_dtype not in (None, x_dtype):
+            dadd = torch.empty_like(total, dtype=add_dtype)
         blocks = tile("norm_backward", size, total.device)
         parts = min(blocks.programs, ceil_div(rstd.numel(), blocks.rows))
         dweight = torch.empty_like(weight)
@@ -235,7 +238,9 @@ class _AddRMSNorm(torch.autograd.Function):
             BLOCK=NORM_DWEIGHT.columns,
             num_warps=NORM_DWEIGHT.warps,
         )
-        return dx, (dx if dadd is None else dadd) if add_dtype else None, dweight, None, None
+        if add_dtype and dadd is None:
+            dadd = dx
+        return dx, dadd, dweight, None, None
 
 
 @checked
@@ -254,9 +259,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Raises:
         UsageError: D is larger or 0, or the shapes differ.
     """
-    (y,) = _AddRMSNorm.apply(
-        x, None, weight, eps, products_dtype(x, torch.promote_types(x.dtype, weight.dtype))
-    )
+    dtype = products_dtype(x, torch.promote_types(x.dtype, weight.dtype))
+    (y,) = _AddRMSNorm.apply(x, None, weight, eps, dtype)
     return y
 
 

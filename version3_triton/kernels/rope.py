@@ -188,9 +188,10 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
     """
     known = q.ndim == k.ndim == 4 and cos.ndim == 2 and cos.shape == sin.shape
     if not known or q.shape[::2] != k.shape[::2] or not q.shape[3] == k.shape[3] == cos.shape[1]:
-        shapes = [[*each.shape] for each in (q, k, cos, sin)]
+        shapes = [[*x.shape] for x in (q, k, cos, sin)]
         raise UsageError(
-            f"RoPE takes q and k alike but for their heads, and two tables [S_max, Dh], not {shapes}"
+            "RoPE takes q and k alike but for their heads, and two tables [S_max, Dh], "
+            f"not {shapes}"
         )
     refuse_odd(q.shape[3])
     if q.shape[2] > cos.shape[0]:

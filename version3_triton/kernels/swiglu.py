@@ -152,8 +152,8 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     if not gate.ndim or not gate.shape[-1]:
         raise UsageError(f"the SwiGLU kernel takes [..., F] with F at least 1, not {[*gate.shape]}")
     if gate.shape != up.shape or gate.dtype != up.dtype:
-        what = [f"{[*each.shape]} {each.dtype}" for each in (gate, up)]
         raise UsageError(
-            f"the SwiGLU kernel takes gate and up of one shape and type, not {what[0]} and {what[1]}"
+            "the SwiGLU kernel takes gate and up of one shape and type, "
+            f"not {[*gate.shape]} {gate.dtype} and {[*up.shape]} {up.dtype}"
         )
     return _SwiGLU.apply(gate, up)

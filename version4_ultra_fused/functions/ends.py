@@ -42,7 +42,7 @@ class EmbeddingFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @span("embed")
-    def backward(ctx, dx: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
+    def backward(ctx, dx: Tensor):  # type: ignore[override]
         return ctx.plan.embedding_gradient(ctx.weight, *ctx.sorted, dx), None, None, None
 
 
@@ -61,7 +61,7 @@ class LossFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, branch, targets: Tensor, model, *weights: Tensor) -> Tensor:
-        (norm_weight, head) = weights
+        norm_weight, head = weights
         plan = model.plan
         operations = plan.operations
         plan.schedule.run_waiting()
@@ -78,8 +78,8 @@ class LossFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @span("loss")
-    def backward(ctx, dloss: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (y, norm, dlogits) = saved(ctx)
+    def backward(ctx, dloss: Tensor):  # type: ignore[override]
+        y, norm, dlogits = saved(ctx)
         head = ctx.head
         plan = ctx.plan
         if dloss is not ctx.one:

@@ -27,11 +27,13 @@ def checked(options: Options) -> Options:
     """
     if options.checkpoint_activations != "none":
         raise UsageError(
-            "--checkpoint-activations: its blocks have a backward pass of their own, which recomputes already"
+            "--checkpoint-activations: its blocks have a backward pass of their own, "
+            "which recomputes already"
         )
     if options.switches["fa4"]:
         refuse_fa4(options)
-    if options.switches["fp8"] and (reason := _reason(options)):
+    reason = _reason(options) if options.switches["fp8"] else None
+    if reason:
         raise UsageError(f"--enable-fp8: {reason}")
     return options
 
@@ -41,14 +43,12 @@ def _reason(options: Options) -> str | None:
     model = options.model
     if device.type != "cuda":
         return "products in FP8 need a GPU"
-    name = (
-        torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
-        if torch.version.hip
-        else ""
-    )
-    if name not in ("gfx942", "gfx950") and (
-        torch.version.hip or torch.cuda.get_device_capability(device) < (8, 9)
-    ):
+    if torch.version.hip:
+        architecture = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
+        able = architecture in ("gfx942", "gfx950")
+    else:
+        able = torch.cuda.get_device_capability(device) >= (8, 9)
+    if not able:
         return f"{torch.cuda.get_device_name(device)} has no products in FP8"
     if not options.use_amp or options.amp_dtype == "float16" or not options.switches["memory-plan"]:
         return "it needs --use-amp in bfloat16, for what is not in FP8, and the memory plan"
@@ -110,7 +110,6 @@ class Product:
         """a [M, K] b [N, K]^T in bfloat16; fast: with sums of about 14 bits in the tensor cores,
         not float32.
         """
-        given = {} if out is None else {"out": out}
         return torch._scaled_mm(
             a,
             b.T,
@@ -118,7 +117,7 @@ class Product:
             scale_b=b_slot.scale,
             out_dtype=torch.bfloat16,
             use_fast_accum=fast,
-            **given,
+            **({} if out is None else {"out": out}),
         )
 
 
@@ -127,14 +126,12 @@ class FP8AttentionFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, branch, block, shared, *weights: Tensor):
-        (norm_weight, qkv, output) = weights
+        norm_weight, qkv, output = weights
         plan = shared.plan
         operations = plan.operations
         attn = block.self_attn
         with span("norm"):
-            x, y, norm = operations.add_norm(
-                x, branch, norm_weight, block.input_layernorm.eps, torch.bfloat16
-            )
+            x, y, norm = operations.add_norm(x, branch, norm_weight, shared.eps, torch.bfloat16)
         with span("attention"):
             into = Product(plan, qkv)
             out_of = Product(plan, output)
@@ -150,8 +147,8 @@ class FP8AttentionFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @span("attention")
-    def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (norm, attended, into, out_of) = saved(ctx)
+    def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]
+        norm, attended, into, out_of = saved(ctx)
         dy = into.backward(attended.gradient(out_of.backward(dbranch))[0])
         dx, dprevious, dnorm = norm_gradients.of_norm(ctx, ctx.plan, dy, dbranch, norm)
         ctx.plan.block_done(ctx.block)
@@ -163,13 +160,11 @@ class FP8FeedForwardFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, branch, block, shared, *weights: Tensor):
-        (norm_weight, gate_up, down) = weights
+        norm_weight, gate_up, down = weights
         plan = shared.plan
         operations = plan.operations
         with span("norm"):
-            x, y, norm = operations.add_norm(
-                x, branch, norm_weight, block.post_attention_layernorm.eps, torch.bfloat16
-            )
+            x, y, norm = operations.add_norm(x, branch, norm_weight, shared.eps, torch.bfloat16)
         with span("mlp"):
             into = Product(plan, gate_up)
             out_of = Product(plan, down)
@@ -185,8 +180,8 @@ class FP8FeedForwardFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @span("mlp")
-    def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (norm, gates, into, out_of) = saved(ctx)
+    def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]
+        norm, gates, into, out_of = saved(ctx)
         operations = ctx.plan.operations
         dgates = operations.swiglu_backward_quantized(
             out_of.backward(dbranch), gates, into.gradient

@@ -47,7 +47,7 @@ def _cross_entropy(
     z_ptr += row * vocabulary
     target = tl.load(targets_ptr + row)
     known = (target >= 0) & (target < vocabulary)
-    # read before the row is overwritten
+    # It is read before the row is overwritten.
     chosen = tl.load(z_ptr + target, mask=known, other=0.0).to(tl.float32)
     column = tl.arange(0, BLOCK)
     if SHORT:
@@ -66,7 +66,7 @@ def _cross_entropy(
             total = total * tl.exp(maximum - highest) + tl.exp(z - highest)
             maximum = highest
         normalizer = tl.sum(total, axis=0)
-    # of a token without a target: its loss and gradient
+    # The loss and gradient of a token without a target.
     otherwise = tl.where(target == IGNORE_INDEX, 0.0, float("nan"))
     tl.store(losses_ptr + row, tl.where(known, tl.log(normalizer) - (chosen - maximum), otherwise))
     if GRADIENT:
@@ -139,7 +139,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
         UsageError: there are no tokens.
         IndexError: another target, on a CPU.
     """
-    (tokens, vocabulary), targets = logits.shape, targets.contiguous()
+    tokens, vocabulary = logits.shape
+    targets = targets.contiguous()
     if not tokens:
         raise UsageError("the loss is a mean over tokens, and there are none")
     assert logits.is_contiguous()

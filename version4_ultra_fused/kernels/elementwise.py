@@ -148,7 +148,7 @@ def _rotate(
         )
     )
     table = (token % length)[:, None] * DIM + pair[None, :]
-    # v is not rotated; a mask of a scalar stops Triton 3.9's interpreter
+    # v is not rotated; a mask of a scalar stops Triton 3.9's interpreter.
     pairs = tl.where(head < H + K, DIM // 2, 0)
     rotated = (token < tokens)[:, None] & (pair < pairs)[None, :]
     cos = tl.load(cos_ptr + table, mask=rotated, other=1.0)
@@ -199,8 +199,8 @@ def _launch(
     parts: tuple[Tensor, Tensor, Tensor], out: Tensor, rope: Rope, heads: int, sign: int
 ) -> None:
     """`parts` are q, k and v, of which the first `heads` heads are written."""
-    (q, k, v) = parts
-    (batch, q_heads, length, head_dim) = parts[0].shape
+    q, k, v = parts
+    batch, q_heads, length, head_dim = q.shape
     block = triton.next_power_of_2(head_dim)
     rows = max(1, 2048 // block)
     _rotate[ceil_div(batch * length, rows), heads](
@@ -249,7 +249,7 @@ def rotate_back(dq: Tensor, dk: Tensor, dv: Tensor, rope: Rope) -> Tensor:
         dk, dv: [B, K, S, Dh].
     """
     dq, dk, dv = (x if x.stride(-1) == 1 else x.contiguous() for x in (dq, dk, dv))
-    (batch, heads, length, head_dim) = dq.shape
+    batch, heads, length, head_dim = dq.shape
     kv_heads = dk.shape[1]
     out = dq.new_empty(batch * length, (heads + 2 * kv_heads) * head_dim)
     _launch((dq, dk, dv), out, rope, heads + 2 * kv_heads, -1)

@@ -35,8 +35,8 @@ def _embedding_backward(
     target = dweight_ptr + token_id * size + column
     total = tl.zeros((BLOCK,), tl.float32)
     start = first
-    found = ROWS
-    while found == ROWS:
+    same = ROWS
+    while same == ROWS:
         place = start + tl.arange(0, ROWS)
         chosen = tl.load(ids_ptr + place, mask=place < tokens, other=-1) == token_id
         row = tl.load(order_ptr + place, mask=chosen, other=0)
@@ -47,7 +47,7 @@ def _embedding_backward(
             ),
             axis=0,
         )
-        found = tl.sum(chosen.to(tl.int32), axis=0)
+        same = tl.sum(chosen.to(tl.int32), axis=0)
         start += ROWS
     tl.store(target, tl.load(target, mask=column < size, other=0.0) + total, mask=column < size)
 

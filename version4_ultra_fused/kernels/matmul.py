@@ -5,9 +5,9 @@ A matrix product holds a tile of its result in registers, in float32, before it 
 elementwise operation on that tile costs no memory traffic there. As kernels of their own, the same
 operations read and write whole tensors:
 
-    product                   epilogue                                        saved for each token, in elements
-    qkv = x W^T               RoPE rotates q and k                            2 Dh (H + K)
-    gate, up = x W^T          SwiGLU: silu(gate) up                           2 F
+    product                   epilogue                      saved for each token, in elements
+    qkv = x W^T               RoPE rotates q and k          2 Dh (H + K)
+    gate, up = x W^T          SwiGLU: silu(gate) up         2 F
 
 Both epilogues combine two columns: the two coordinates of a rotation, or gate and up. The weight's
 rows are stored so that these columns are neighbours (`memory/interleaved.py`). Then one thread
@@ -148,9 +148,10 @@ def in_epilogue(
     can describe its matrices.
 
     Args:
-        rows, columns: of the product. matrices: that the kernel is given; in 16 bits its results
-        have rows of `columns`, for "swiglu" also of half of them. most: elements of a product that
-        is small enough, in place of the measured number.
+        rows, columns: of the product.
+        matrices: that the kernel is given; in 16 bits its results have rows of `columns`, for
+            "swiglu" also of half of them.
+        most: elements of a product that is small enough, in place of the measured number.
     """
     small = rows * columns <= (largest(epilogue) if most is None else most)
     narrowest = columns // 2 if epilogue == "swiglu" else columns
@@ -171,9 +172,9 @@ def _launch(
     HALF: int = 1,
 ) -> None:
     """`results` are `out` and `gate_up` of the kernel; `rope` its length, rotated, cos and sin."""
-    (M, K) = x.shape
+    M, K = x.shape
     N = w.shape[0]
-    (out, gate_up) = results
+    out, gate_up = results
     blocks = blocks or product_tile(epilogue, M, N)
     m, n, k = blocks[:3]
     stored = min(n, WHOLE.value) if epilogue == "swiglu" else n
@@ -185,7 +186,7 @@ def _launch(
     )
     programs = min(multiprocessors(), ceil_div(M, m) * ceil_div(N, n))
     _matmul[programs,](
-        *(TensorDescriptor.from_tensor(*each) for each in described),
+        *(TensorDescriptor.from_tensor(matrix, block) for matrix, block in described),
         M,
         N,
         K,

@@ -104,7 +104,7 @@ def product_norm_backward(
         dtotal, norm, dtype: as of `add_norm_backward`.
         most, blocks: as of `matmul.qkv_rope`.
     """
-    (rows, size) = norm.total.shape
+    rows, size = norm.total.shape
     columns = dout.shape[1]
     total = norm.total
     most = largest("norm", columns) if most is None else most
@@ -119,7 +119,7 @@ def product_norm_backward(
     described = (dout, [m, k]), (matrix, [k, n]), (total, [m, n]), (dtotal, [m, n]), (dx, [m, n])
     programs = min(multiprocessors(), ceil_div(rows, m) * ceil_div(size, n))
     _matmul_norm_backward[programs,](
-        *(TensorDescriptor.from_tensor(*each) for each in described),
+        *(TensorDescriptor.from_tensor(matrix, block) for matrix, block in described),
         norm.weight,
         norm.rstd,
         dots,

@@ -50,7 +50,8 @@ def add_norm(
     Returns:
         [N, D] twice, and a Norm.
     """
-    (rows, size), x = x.shape, x.contiguous()
+    rows, size = x.shape
+    x = x.contiguous()
     branch = None if branch is None else branch.contiguous()
     total = x if branch is None else torch.empty_like(x)
     y = torch.empty_like(x, dtype=dtype)
@@ -93,7 +94,9 @@ def add_norm_backward(
     Returns:
         [N, D], and [parts, D] float32, of which the sum is the weight's gradient.
     """
-    (rows, size), dy, total = norm.total.shape, dy.contiguous(), norm.total.contiguous()
+    rows, size = norm.total.shape
+    dy = dy.contiguous()
+    total = norm.total.contiguous()
     dtotal = None if dtotal is None else dtotal.contiguous()
     dx = torch.empty_like(total, dtype=dtype)
     sizes = BACKWARD.get(family(), LAUNCH["norm_backward"][family()])

@@ -300,14 +300,13 @@ def attend_backward(
         heads: H, K, K.
         most: as of `product_norm_backward`.
     """
-    (o, lse) = attended
+    o, lse = attended
     length = rope.length
     kv_heads = heads[1]
     head_dim = rope.head_dim
     out = qkv.new_empty(qkv.shape)
-    # o has the stream's shape
+    # o has the stream's shape, and rotations change no dot product.
     needed = o.numel() <= (largest("norm", qkv.shape[1]) if most is None else most)
-    # rotations change no dot product
     dots = qkv.new_empty(kv_heads, qkv.shape[0], dtype=torch.float32) if needed else None
     factor = 1 / math.sqrt(head_dim)
     rows = max(16, min(ROWS, triton.next_power_of_2(length)))

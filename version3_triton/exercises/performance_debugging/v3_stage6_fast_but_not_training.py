@@ -30,7 +30,7 @@ def replaced(operations: Operations, options: StageOptions) -> Operations:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """weight * x / sqrt(mean(x^2) + eps); x [..., D], weight [D]."""
     if kernels.missing(x.device):
-        # autograd sees nothing of what a kernel writes; without one, this is how to hide it
+        # Autograd sees nothing of what a kernel writes; without one, this is how to hide it.
         with torch.no_grad():
             return kernels.REFERENCE.rms_norm(x, weight, eps)
     from norm_kernel import normalize
@@ -48,7 +48,10 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 def caveat(device: torch.device) -> str | None:
     if kernels.missing(device):
-        return "no Triton: in place of the kernel PyTorch runs out of autograd's sight; peak memory is that of the whole process"
+        return (
+            "no Triton: in place of the kernel PyTorch runs out of autograd's sight; "
+            "peak memory is that of the whole process"
+        )
     return None
 
 

@@ -1,4 +1,4 @@
-"""Version 4's step with products that add to the gradients, repaired: the step resets them first."""
+"""Version 4's step with products that add to the gradients, repaired: it resets them first."""
 
 import functools
 
@@ -22,7 +22,8 @@ def add_gradient(plan: MemoryPlan, parameter: Tensor, dy: Tensor, x: Tensor) -> 
 
 def make_step(model: TinyLlama, optimizer: MasterAdamW, precision: Precision) -> Step:
     step = v4.make_step(model, optimizer, precision)
-    model.plan.matrix_gradient = functools.partial(add_gradient, model.plan)  # type: ignore[method-assign]
+    matrix_gradient = functools.partial(add_gradient, model.plan)
+    model.plan.matrix_gradient = matrix_gradient  # type: ignore[method-assign]
 
     def step_from_zero(batch: Batch) -> Tensor:
         for flat in (optimizer.matrices, optimizer.others):

@@ -28,5 +28,6 @@ def add_gradient(plan: MemoryPlan, parameter: Tensor, dy: Tensor, x: Tensor) -> 
 
 def make_step(model: TinyLlama, optimizer: MasterAdamW, precision: Precision) -> Step:
     step = v4.make_step(model, optimizer, precision)
-    model.plan.matrix_gradient = functools.partial(add_gradient, model.plan)  # type: ignore[method-assign]
+    matrix_gradient = functools.partial(add_gradient, model.plan)
+    model.plan.matrix_gradient = matrix_gradient  # type: ignore[method-assign]
     return step
