@@ -33,9 +33,8 @@ from common.spans import span
 from common.training.capture import Batch, Step
 from common.training.run import Run
 from tracepage.errors import UsageError
-from version3_triton.kernels import available
 from version4_ultra_fused import kernels
-from version4_ultra_fused.functions import ends, fp8_block, norm_gradients
+from version4_ultra_fused.functions import ends, norm_gradients
 from version4_ultra_fused.kernels import Operations
 from version4_ultra_fused.kernels.attention import CausalAttention
 from version4_ultra_fused.memory.interleaved import QKV, GateUp
@@ -45,7 +44,7 @@ from version4_ultra_fused.memory.optimizer import MasterAdamW
 import torch
 import torch.nn as nn
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import Function, once_differentiable
 from torch.nn import RMSNorm
 
 CAPTURED = True  # on a GPU, without --no-capture-step
@@ -65,7 +64,7 @@ Table = Operations | None  # None: what `choose` gives
 # N = B S tokens.
 
 
-class AttentionFunction(torch.autograd.Function):
+class AttentionFunction(Function):
     """x + branch, if there is one, and what attention on its norm adds to that sum; all [N, D].
 
     The sum has one gradient, which is that of x and of branch alike. So only the branch is given
@@ -102,7 +101,7 @@ class AttentionFunction(torch.autograd.Function):
         return dx, dprevious, None, None, dnorm, dqkv, doutput
 
 
-class FeedForwardFunction(torch.autograd.Function):
+class FeedForwardFunction(Function):
     """x + branch, and what the feed-forward network on its norm adds to that; all [N, D]."""
 
     @staticmethod
@@ -134,9 +133,6 @@ class FeedForwardFunction(torch.autograd.Function):
         return dx, dprevious, None, None, dnorm, dgate_up, ddown
 
 
-FUNCTIONS = AttentionFunction, FeedForwardFunction
-
-
 class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -164,9 +160,12 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, branch: Tensor | None, shared: Shared) -> Pair:
         """The residual stream and what the layer before adds to it -> the same for the next."""
-        # There are scales with --enable-fp8.
-        fp8 = shared.plan.scales and shared.dtype == torch.bfloat16
-        attention, feed_forward = fp8_block.FUNCTIONS if fp8 else FUNCTIONS
+        attention: type[Function] = AttentionFunction
+        feed_forward: type[Function] = FeedForwardFunction
+        if shared.plan.scales and shared.dtype == torch.bfloat16:  # with --enable-fp8
+            from version4_ultra_fused.functions import fp8_block
+
+            attention, feed_forward = fp8_block.FUNCTIONS
         norm = self.input_layernorm.weight
         weights = (self.self_attn.qkv_proj.weight, self.self_attn.o_proj.weight)
         x, branch = attention.apply(x, branch, self, shared, norm, *weights)
@@ -236,12 +235,7 @@ class TinyLlama(nn.Module):
 
 
 def make_model(options: Options, operations: Table = None) -> TinyLlama:
-    switches = available(fp8_block.checked(options))
-    # The memory plan needs no kernels, so it stays on where `available` finds none.
-    switches["memory-plan"] = options.switches["memory-plan"]
-    if not switches["memory-plan"]:
-        switches |= {"side-stream": False, "early-update": False}
-    return TinyLlama(options.model, switches, operations)
+    return TinyLlama(options.model, kernels.available(options), operations)
 
 
 def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:

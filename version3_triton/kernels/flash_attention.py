@@ -553,8 +553,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, **launch: bool) -> tuple[Tensor, Ten
     end = (length - 1) * max(heads * head_dim, q.stride(2), k.stride(2), v.stride(2)) + head_dim
     if batch * heads > MAX_HEADS or end > MAX_OFFSET:
         raise UsageError(
-            f"the attention kernel takes B H to {MAX_HEADS} and heads that end within 2^31 numbers, "
-            f"not {batch * heads} and {end}: switch it off"
+            f"the attention kernel takes B H to {MAX_HEADS} and heads that end within "
+            f"2^31 numbers, not {batch * heads} and {end}: switch it off"
         )
     o = _new(q)
     lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)

@@ -199,9 +199,9 @@ class _AddRMSNorm(torch.autograd.Function):
         x_dtype, add_dtype = ctx.dtypes
         size = total.shape[-1]
         dsum, dy = gradients if add_dtype else (None, *gradients)
-        if dy is None and dsum is None:
-            return None, None, None, None, None
-        if dy is None:  # The norm was not used.
+        if dy is None:  # The norm was not used, and without dsum nothing was.
+            if dsum is None:
+                return None, None, None, None, None
             return dsum.to(x_dtype), dsum.to(add_dtype), None, None, None
         dx = torch.empty_like(total, dtype=x_dtype)
         dadd = None

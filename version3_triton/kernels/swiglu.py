@@ -87,33 +87,32 @@ def _rows(x: Tensor) -> Tensor:
     return (x if x.stride(-1) == 1 else x.contiguous()).reshape(-1, x.shape[-1])
 
 
-def _launch(kernel, rows: int, size: int, device: torch.device, *arguments) -> None:
-    blocks = tile("swiglu", size, device)
+def _launch(kernel, gate: Tensor, up: Tensor, *tensors: Tensor) -> None:
+    """Launches a kernel on gate and up [rows, F] and its other tensors."""
+    rows, size = gate.shape
+    blocks = tile("swiglu", size, gate.device)
     programs = ceil_div(rows, blocks.rows) * ceil_div(size, blocks.columns)
-    kernel[programs,](*arguments, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps)
+    kernel[programs,](
+        gate,
+        up,
+        *tensors,
+        rows,
+        size,
+        gate.stride(0),
+        up.stride(0),
+        ROWS=blocks.rows,
+        BLOCK=blocks.columns,
+        num_warps=blocks.warps,
+    )
 
 
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate: Tensor, up: Tensor) -> Tensor:
-        shape = gate.shape
+        y = gate.new_empty(gate.shape)
         gate = _rows(gate)
         up = _rows(up)
-        rows, size = gate.shape
-        y = gate.new_empty(shape)
-        _launch(
-            _swiglu_forward,
-            rows,
-            size,
-            gate.device,
-            gate,
-            up,
-            y,
-            rows,
-            size,
-            gate.stride(0),
-            up.stride(0),
-        )
+        _launch(_swiglu_forward, gate, up, y)
         ctx.save_for_backward(gate, up)
         return y
 
@@ -121,24 +120,9 @@ class _SwiGLU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dy: Tensor):
         gate, up = ctx.saved_tensors
-        rows, size = gate.shape
         dgate = gate.new_empty(dy.shape)
         dup = up.new_empty(dy.shape)
-        _launch(
-            _swiglu_backward,
-            rows,
-            size,
-            gate.device,
-            gate,
-            up,
-            dy.contiguous(),
-            dgate,
-            dup,
-            rows,
-            size,
-            gate.stride(0),
-            up.stride(0),
-        )
+        _launch(_swiglu_backward, gate, up, dy.contiguous(), dgate, dup)
         return dgate, dup
 
 

@@ -6,12 +6,9 @@ The residual stream, the norms, attention, the embedding, the head and the maste
 e5m2, which has a wider range. Their scales are those of `kernels/fp8/scales.py`.
 """
 
-from common import device as devices
-from common.options import Options
 from common.spans import span
-from tracepage.errors import UsageError
 from version4_ultra_fused.functions import norm_gradients
-from version4_ultra_fused.kernels.attention import CausalAttention, refuse_fa4
+from version4_ultra_fused.kernels.attention import CausalAttention
 from version4_ultra_fused.kernels.fp8.scales import GRADIENT, WEIGHT, X
 from version4_ultra_fused.kernels.reference import Slot
 from version4_ultra_fused.memory.memory_plan import MemoryPlan, saved, without_gradient
@@ -19,43 +16,6 @@ from version4_ultra_fused.memory.memory_plan import MemoryPlan, saved, without_g
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-
-def checked(options: Options) -> Options:
-    """The options; raises UsageError, with the reason, where they ask for recomputation, or for FP8
-    where it cannot run.
-    """
-    if options.checkpoint_activations != "none":
-        raise UsageError(
-            "--checkpoint-activations: its blocks have a backward pass of their own, "
-            "which recomputes already"
-        )
-    if options.switches["fa4"]:
-        refuse_fa4(options)
-    reason = _reason(options) if options.switches["fp8"] else None
-    if reason:
-        raise UsageError(f"--enable-fp8: {reason}")
-    return options
-
-
-def _reason(options: Options) -> str | None:
-    device = devices.select(options.device)
-    model = options.model
-    if device.type != "cuda":
-        return "products in FP8 need a GPU"
-    if torch.version.hip:
-        architecture = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
-        able = architecture in ("gfx942", "gfx950")
-    else:
-        able = torch.cuda.get_device_capability(device) >= (8, 9)
-    if not able:
-        return f"{torch.cuda.get_device_name(device)} has no products in FP8"
-    if not options.use_amp or options.amp_dtype == "float16" or not options.switches["memory-plan"]:
-        return "it needs --use-amp in bfloat16, for what is not in FP8, and the memory plan"
-    widths = model.hidden_size, model.intermediate_size, model.num_key_value_heads * model.head_dim
-    if any(width % 16 for width in widths) or options.batch_size * options.seq_len % 16:
-        return "widths and the number of tokens in a batch must be multiples of 16"
-    return None
 
 
 class Product:

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from common import device as devices
-from common.options import Switches
+from common.options import Options, Switches
+from tracepage.errors import UsageError
+from version3_triton import kernels as version3
 from version3_triton.kernels import LOADED, missing
 from version4_ultra_fused.kernels import reference
 from version4_ultra_fused.kernels.reference import Norm
@@ -95,3 +97,30 @@ def choose(switches: Switches) -> Operations:
     """
     absent = "no-kernels" in switches or missing(devices.select("auto"))
     return REFERENCE if absent else KERNELS
+
+
+def available(options: Options) -> dict[str, bool | str]:
+    """The options' switches as they can be on its device, as Version 3's `available`.
+
+    Raises:
+        UsageError: for recomputation, or for FP8 or FlashAttention-4 where it cannot run.
+    """
+    if options.checkpoint_activations != "none":
+        raise UsageError(
+            "--checkpoint-activations: its blocks have a backward pass of their own, "
+            "which recomputes already"
+        )
+    if options.switches["fa4"]:
+        from version4_ultra_fused.kernels.attention import refuse_fa4
+
+        refuse_fa4(options)
+    if options.switches["fp8"]:
+        from version4_ultra_fused.kernels.fp8.scales import refuse_fp8
+
+        refuse_fp8(options)
+    switches = version3.available(options)
+    # The memory plan needs no kernels, so it stays on where there are none.
+    switches["memory-plan"] = options.switches["memory-plan"]
+    if not switches["memory-plan"]:
+        switches |= {"side-stream": False, "early-update": False}
+    return switches

@@ -17,8 +17,8 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton")
 from version4_ultra_fused import tiny_llama_v4
-from version4_ultra_fused.functions import fp8_block
-from version4_ultra_fused.kernels import KERNELS, REFERENCE, reference
+from version4_ultra_fused.kernels import KERNELS, REFERENCE, available, reference
+from version4_ultra_fused.kernels.fp8 import scales as fp8_scales
 from version4_ultra_fused.kernels.fp8.scales import ASSUMED, GRADIENT, HISTORY, Scales
 from version4_ultra_fused.kernels.reference import Slot
 from version4_ultra_fused.memory.optimizer import MasterAdamW
@@ -240,7 +240,7 @@ def test_it_is_refused_with_a_reason(monkeypatch, options, reason):
     capability = options.pop("capability", (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A6000")
-    monkeypatch.setattr(fp8_block.devices, "select", torch.device)
+    monkeypatch.setattr(fp8_scales.devices, "select", torch.device)
     switches = {"fp8": True, "fa4": False, "memory-plan": options.pop("memory-plan", True)}
     given = {
         "device": "cuda",
@@ -252,4 +252,4 @@ def test_it_is_refused_with_a_reason(monkeypatch, options, reason):
     } | options
     options = SimpleNamespace(switches=switches, checkpoint_activations="none", **given)
     with pytest.raises(UsageError, match=reason):
-        fp8_block.checked(options)
+        available(options)

@@ -157,7 +157,8 @@ def findings(stage: Stage, v1: Stage, v3: Stage) -> list[str]:
         )
     if phases is not None and phases < CLOCK and stage.run["device"]["kind"] != "cpu":
         faults.append(
-            f"the phases add up to {phases:.0%} of the step: their clock does not wait for the device"
+            f"the phases add up to {phases:.0%} of the step: "
+            "their clock does not wait for the device"
         )
     if stage.step > SPEED * v3.step:
         faults.append(f"{stage.step / v3.step:.1f} times stage 5's step")
