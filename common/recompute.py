@@ -10,7 +10,6 @@ operator that runs with the list: one without an overload equals none. A Triton 
 operator of PyTorch, so it runs again.
 """
 
-import contextvars
 import functools
 from collections.abc import Callable
 from typing import Any, cast
@@ -44,9 +43,6 @@ def recompute(model: nn.Module, **options: Any) -> None:
 
 
 def _checkpointed(options: dict[str, Any], forward: Callable, *inputs: Any) -> Any:
-    # the backward pass runs in another thread, where no switch is as it was here
-    if not torch.compiler.is_compiling():
-        forward = functools.partial(contextvars.copy_context().run, forward)
     # Nothing here draws random numbers, whose state could not be asked for while a step is
     # captured.
     return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **options)

@@ -1,9 +1,10 @@
 """A decode step in six kernels a layer: what stands around a matrix-vector product is computed
 inside of it.
 
-    product    y = W (x r g), r = 1 / sqrt(mean(x^2) + eps), a factor of y, and g the norm's weight; or y += W x;
-               or silu(a) b, with a and b the products with the two halves of W
-    attend     turns q and k, writes k and v into the cache, and attends to a chunk of it; `_combine` adds up the chunks
+    product    y = W (x r g), r = 1 / sqrt(mean(x^2) + eps), a factor of y, and g the norm's weight;
+               or y += W x; or silu(a) b, with a and b the products with the two halves of W
+    attend     turns q and k, writes k and v into the cache, and attends to a chunk of it;
+               `_combine` adds up the chunks
 
 A product must read each weight once, and weights do not depend on the token. So it loads the first
 ones before it waits for the kernel before it (`version3_triton/kernels/dependent_launch.py`), and
@@ -23,8 +24,8 @@ import triton.language as tl
 from torch import Tensor, nn
 
 CHUNK = 128  # keys of a program
-# rows of a weight and columns that a program holds at once, and its warps: of 20, the fastest step
-# on an H100
+# The rows and columns of a weight that a program holds at once, and its warps: of 20 the fastest
+# step on an H100.
 TILES = {
     "qkv": (4, 512, 4),
     "o": (8, 1024, 8),
@@ -44,19 +45,19 @@ def _wait(DEPENDENT: tl.constexpr):
 
 @triton.jit
 def _product(
-    x_ptr,
-    norm_ptr,
-    weight_ptr,
-    y_ptr,
-    rows,
-    size,
-    eps,
-    NORM: tl.constexpr,
-    GATED: tl.constexpr,
-    ADD: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    x_ptr,  # [size]
+    norm_ptr,  # [size]: g; or None
+    weight_ptr,  # [rows, size], or twice as many rows
+    y_ptr,  # [rows]
+    rows,  # elements of y
+    size,  # elements of x
+    eps,  # added to the mean square
+    NORM: tl.constexpr,  # whether x is normalized
+    GATED: tl.constexpr,  # whether there are two halves of W
+    ADD: tl.constexpr,  # whether the product is added to y
+    ROWS: tl.constexpr,  # rows of a program
+    BLOCK: tl.constexpr,  # columns at a time
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
@@ -106,21 +107,21 @@ def _turned(x_ptr, cos_ptr, sin_ptr, position, DIM: tl.constexpr):
 
 @triton.jit
 def _attend(
-    qkv_ptr,
-    keys_ptr,
-    values_ptr,
-    position_ptr,
-    cos_ptr,
-    sin_ptr,
-    part_ptr,
-    sums_ptr,
-    length,
-    scale,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    DIM: tl.constexpr,
-    CHUNK: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    qkv_ptr,  # [H + 2 K, Dh]
+    keys_ptr,  # [K, T, Dh]: the cache
+    values_ptr,  # as keys
+    position_ptr,  # one element: the token's
+    cos_ptr,  # [S_max, Dh]
+    sin_ptr,  # [S_max, Dh]
+    part_ptr,  # [H, chunks, Dh], float32
+    sums_ptr,  # [H, chunks, 2], float32: score and sum
+    length,  # T
+    scale,  # 1 / sqrt(Dh)
+    H: tl.constexpr,  # query heads
+    K: tl.constexpr,  # key heads
+    DIM: tl.constexpr,  # Dh
+    CHUNK: tl.constexpr,  # keys of a program
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     """A query head and a chunk of the cache: the sum of its values, its largest score and its sum
     of exponentials.
@@ -144,7 +145,7 @@ def _attend(
     tl.store(keys_ptr + place, k, mask=now & (head % (H // K) == 0))
     tl.store(values_ptr + place, v, mask=now & (head % (H // K) == 0))
     score = tl.where(key <= position, tl.sum(k.to(tl.float32) * q[None, :], axis=1), float("-inf"))
-    # finite where all keys come after the position
+    # It is finite where all keys come after the position.
     highest = tl.maximum(tl.max(score, axis=0), -1e30)
     p = tl.exp(score - highest)
     part = head * tl.num_programs(1) + tl.program_id(1)
@@ -155,13 +156,13 @@ def _attend(
 
 @triton.jit
 def _combine(
-    part_ptr,
-    sums_ptr,
-    out_ptr,
-    chunks,
-    DIM: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    part_ptr,  # [H, chunks, Dh], float32
+    sums_ptr,  # [H, chunks, 2], float32
+    out_ptr,  # [H, Dh]
+    chunks,  # how many there are
+    DIM: tl.constexpr,  # Dh
+    CHUNKS: tl.constexpr,  # chunks, rounded up to a power of two
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     _wait(DEPENDENT)
     column = tl.arange(0, DIM)
@@ -186,7 +187,7 @@ def product(
     rows = weight.shape[0] // (2 if tile == "gate_up" else 1)
     size = weight.shape[1]
     y = x.new_empty(rows) if out is None else out
-    (height, width, warps) = TILES[tile]
+    height, width, warps = TILES[tile]
     _product[ceil_div(rows, height),](
         x,
         norm.weight if norm else None,
@@ -215,9 +216,8 @@ def attend(
     kv_heads, length, dim = keys.shape
     heads = len(qkv) // dim - 2 * kv_heads
     chunks = ceil_div(length, CHUNK)
-    parts, sums = (
-        torch.empty(heads, chunks, n, dtype=torch.float32, device=qkv.device) for n in (dim, 2)
-    )
+    parts = qkv.new_empty(heads, chunks, dim, dtype=torch.float32)
+    sums = qkv.new_empty(heads, chunks, 2, dtype=torch.float32)
     _attend[heads, chunks](
         qkv,
         keys,
@@ -254,10 +254,10 @@ def fused(decoder) -> Callable[[Tensor, Tensor], Tensor]:
     """
     reason = kernels.missing(decoder.device)
     dim = decoder.config.head_dim
-    if reason or dim & (dim - 1):
-        raise UsageError(
-            f"--operations fused: {reason or f'a head has {dim} numbers, which is no power of two'}"
-        )
+    if not reason and dim & (dim - 1):
+        reason = f"a head has {dim} numbers, which is no power of two"
+    if reason:
+        raise UsageError(f"--operations fused: {reason}")
 
     @torch.no_grad()
     def logits(ids: Tensor, position: Tensor) -> Tensor:  # [1], [1] -> [V]

@@ -55,16 +55,23 @@ class Decoder:
         """`length`: of the prompt and of all that follows."""
         version: Any = version_files.load(VERSIONS["v3" if operations == "fused" else operations])
         self.cache = exercises.load(HERE, "kv_cache", unset="solution")
-        self.whole = version.attention
-        # before the model is made: its layers may keep the function
-        version.attention = self.attend
+        settings = version_files.switched(version, options)
+        make_model = functools.partial(version.make_model, settings)
+        # The attention is replaced before the model is made: its layers keep the function.
+        if hasattr(version, "kernels"):
+            table = version.kernels.choose(settings.switches, options.device)
+            if dtype == torch.float64:
+                table = version.kernels.REFERENCE
+            self.whole = table.attention
+            make_model.keywords["operations"] = table._replace(attention=self.attend)
+        else:
+            self.whole = version.attention
+            version.attention = self.attend
         self.config = options.model
         self.device = devices.select(options.device)
         self.temperature = 0.0
         with self.device, weights.drawn_on(self.device):
-            self.model = version.make_model(version_files.switched(version, options)).to(
-                self.device
-            )
+            self.model = make_model().to(self.device)
         self.tables = self.model.cos, self.model.sin  # [S_max, Dh], which stay float32
         self.model.to(dtype)
         shape = (

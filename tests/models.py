@@ -28,10 +28,17 @@ def build(
     *switches: dict[str, bool],
     kv_heads: int = 2,
     device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
 ) -> nn.Module:
-    """A version's model, with its own switches unless others are given."""
+    """A version's model, with its own switches unless others are given; with PyTorch's operations
+    where no kernel can run.
+    """
     torch.manual_seed(0)
-    return version.TinyLlama(config(kv_heads), *switches).to(device)
+    table = {}
+    kernels = getattr(version, "kernels", None)
+    if kernels and (dtype == torch.float64 or kernels.missing(torch.device(device))):
+        table["operations"] = kernels.REFERENCE
+    return version.TinyLlama(config(kv_heads), *switches, **table).to(device, dtype)
 
 
 def batch(device: torch.device | str = "cpu") -> Batch:

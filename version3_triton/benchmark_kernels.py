@@ -9,16 +9,16 @@ contenders, which take turns:
 
     kernel     Version 3's, from kernels/
     eager      PyTorch's operations in its place, from kernels/reference.py
-    compiled   the same under torch.compile                                          (with --peers, as the following)
+    compiled   the same under torch.compile; with --peers, as the following
     liger      Liger-Kernel's, where it is installed and has one (`liger.py`)
-    flash      of attention in 16 bits: PyTorch's FlashAttention (version 2), whatever PyTorch takes by itself
-    cudnn      of attention in 16 bits on NVIDIA: cuDNN's
+    flash      attention in 16 bits: PyTorch's FlashAttention (version 2), whatever PyTorch takes
+    cudnn      attention in 16 bits on NVIDIA: cuDNN's
 
 Inputs are random and laid out as in the model: parts of a fused product are strided, but contiguous
 for Liger. An operation and its gradients for all inputs are timed in two ways:
 
     host       called from Python as in training: at small sizes this is the time to launch it
-    GPU        the same recorded as a graph of GPU work and replayed, so that launches cost nothing; only on a GPU
+    GPU        on a GPU the same, recorded as a graph and replayed, so that launches cost nothing
 
 From the second (on a CPU from the first) follow the GB/s of norms, RoPE and SwiGLU by the numbers
 that they must read and write, and the TFLOP/s of attention (seven products of the pairs that are
@@ -51,7 +51,6 @@ from tracepage.terminal import progress
 from tracepage.views.kernel_benchmark import render_kernel_benchmark
 from version3_triton import kernels
 from version3_triton.kernel_cases import Case, Shape, case, in_turns, replayed
-from version3_triton.kernels import reference
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -69,27 +68,24 @@ class BenchmarkOptions(Options):
 def contenders(operation: str, precision: Precision, peers: bool) -> dict[str, Callable]:
     """The functions to time, by name; a kernel only where one can run."""
     device = precision.device
-    plain = getattr(reference, operation)
-    found = {} if kernels.missing(device) else {"kernel": kernels.KERNELS[operation]}
-    found |= {"eager": plain}
-    if peers:
-        found |= {"compiled": torch.compile(plain)}
-        if (
-            devices.is_gpu(device)
-            and operation != "attention"
-            and importlib.util.find_spec("liger_kernel")
-        ):
-            from version3_triton import liger
+    gpu = devices.is_gpu(device)
+    plain = getattr(kernels.REFERENCE, operation)
+    functions = {}
+    if not kernels.missing(device):
+        functions["kernel"] = getattr(kernels.KERNELS, operation)
+    functions["eager"] = plain
+    if not peers:
+        return functions
+    functions["compiled"] = torch.compile(plain)
+    if gpu and operation != "attention" and importlib.util.find_spec("liger_kernel"):
+        from version3_triton import liger
 
-            found |= {"liger": getattr(liger, operation)}
-        if operation == "attention" and devices.is_gpu(device) and precision.dtype.itemsize == 2:
-            found |= {"flash": sdpa_kernel(SDPBackend.FLASH_ATTENTION)(plain)}
-            found |= (
-                {"cudnn": sdpa_kernel(SDPBackend.CUDNN_ATTENTION)(plain)}
-                if torch.version.cuda
-                else {}
-            )
-    return found
+        functions["liger"] = getattr(liger, operation)
+    if gpu and operation == "attention" and precision.dtype.itemsize == 2:
+        functions["flash"] = sdpa_kernel(SDPBackend.FLASH_ATTENTION)(plain)
+        if torch.version.cuda:
+            functions["cudnn"] = sdpa_kernel(SDPBackend.CUDNN_ATTENTION)(plain)
+    return functions
 
 
 def time_case(
@@ -108,19 +104,17 @@ def time_case(
             before = devices.peak_memory(device)["peak_mib"]
             step()
             peaks[name] = devices.peak_memory(device)["peak_mib"] - before
-        # reads a number back to the host
-        waiting = {"liger"} if work.operation == "linear_cross_entropy" else set()
-        times["gpu_ms"] = replayed(
-            {name: step for name, step in steps.items() if name not in waiting}, device
-        )
-    return {
-        name: {
-            key: summarize(times[key][name]) if name in times.get(key, ()) else None
-            for key in ("host_ms", "gpu_ms")
+        captured = dict(steps)
+        if work.operation == "linear_cross_entropy":
+            captured.pop("liger", None)  # It reads a number back to the host.
+        times["gpu_ms"] = replayed(captured, device)
+    rows = {}
+    for name in steps:
+        rows[name] = {"host_ms": None, "gpu_ms": None, "peak_mib": peaks[name]}
+        rows[name] |= {
+            key: summarize(values[name]) for key, values in times.items() if name in values
         }
-        | {"peak_mib": peaks[name]}
-        for name in steps
-    }
+    return rows
 
 
 def measure(
@@ -134,35 +128,36 @@ def measure(
     """
     device = devices.select(options.device)
     devices.configure(device, options.seed, options.allow_tf32)
-    # training asks for it; eager gradients would pay for it here
+    # Training asks for it; eager gradients would pay for it here.
     torch.use_deterministic_algorithms(False)
     precision = Precision(device, amp_dtype(options))
-    if reason := kernels.missing(device):
+    reason = kernels.missing(device)
+    if reason:
         print(f"no Triton kernels: {reason}; PyTorch's operations are timed alone", file=sys.stderr)
     elif kernels.INTERPRETED:
         kernels.refuse_wrong(precision.dtype)
         print("the kernels are interpreted: their times say nothing about a GPU", file=sys.stderr)
-    measured = record.header(
-        schema_of(KernelBenchmark), device, precision.name, options.allow_tf32
-    ) | {
-        "ceilings": ceilings.measure(device, precision),
-        "rows": [],
-    }
+    schema = schema_of(KernelBenchmark)
+    measured = record.header(schema, device, precision.name, options.allow_tf32)
+    measured["ceilings"] = ceilings.measure(device, precision)
+    measured["rows"] = []
     for shape in cases:
+        config, batch_size, length = shape
         for operation in operations:
-            torch.compiler.reset()  # or the compiler gives up after a few shapes
+            torch.compiler.reset()  # Otherwise the compiler gives up after a few shapes.
             work = case(operation, shape, precision)
-            where = {"operation": operation, "batch_size": shape[1], "sequence_length": shape[2]}
-            for name, figures in time_case(
-                work, contenders(operation, precision, peers), device
-            ).items():
+            functions = contenders(operation, precision, peers)
+            for name, times in time_case(work, functions, device).items():
                 row = {
-                    "hidden_size": shape[0].hidden_size,
+                    "operation": operation,
+                    "batch_size": batch_size,
+                    "sequence_length": length,
+                    "hidden_size": config.hidden_size,
                     "unit": work.unit,
                     "amount": work.amount,
                     "contender": name,
                 }
-                measured["rows"].append(where | row | figures)
+                measured["rows"].append(row | times)
             yield cast(KernelBenchmark, measured)
 
 
@@ -182,9 +177,10 @@ def scaled(config: ModelConfig, hidden: int) -> ModelConfig:
         UsageError: the hidden size cannot be cut into such heads.
     """
     groups = config.num_attention_heads // config.num_key_value_heads
-    if hidden % (config.head_dim * groups):
+    step = config.head_dim * groups
+    if hidden % step:
         raise UsageError(
-            f"--sizes: the model's heads need a hidden size in steps of {config.head_dim * groups}, not {hidden}"
+            f"--sizes: the model's heads need a hidden size in steps of {step}, not {hidden}"
         )
     heads = hidden // config.head_dim
     ffn = config.intermediate_size * hidden // config.hidden_size

@@ -57,11 +57,11 @@ def separated(x: Tensor) -> Tensor:
 
 
 def case(operation: str, shape: Shape, precision: Precision) -> Case:
-    """The operation's inputs and work at a shape; B, S and the model's sizes as in `common.config`."""
+    """The operation's inputs and work at a shape; sizes as in `common.config`."""
     config, batch, length = shape
     device = precision.device
     dtype = precision.dtype
-    size = precision.dtype.itemsize
+    size = dtype.itemsize
     hidden = config.hidden_size
     ffn = config.intermediate_size
     vocabulary = config.vocab_size
@@ -84,9 +84,8 @@ def case(operation: str, shape: Shape, precision: Precision) -> Case:
     if operation in ("rms_norm", "add_rms_norm"):
         addends, numbers = (1, 5) if operation == "rms_norm" else (2, 8)
         inputs = *(tensor(batch, length, hidden) for _ in range(addends)), tensor(hidden)
-        return Case(
-            operation, inputs, (config.rms_norm_eps,), BYTES, numbers * tokens * hidden * size
-        )
+        moved = numbers * tokens * hidden * size
+        return Case(operation, inputs, (config.rms_norm_eps,), BYTES, moved)
     if operation == "swiglu":
         return Case(operation, parts(ffn, ffn), (), BYTES, 8 * tokens * ffn * size)
     if operation == "linear_cross_entropy":
@@ -95,12 +94,10 @@ def case(operation: str, shape: Shape, precision: Precision) -> Case:
         return Case(operation, inputs, (targets,), FLOPS, 3 * 2 * tokens * hidden * vocabulary)
     q, k, v = (by_head(part) for part in parts(hidden, kv_heads * head_dim, kv_heads * head_dim))
     if operation == "apply_rope":
-        tables = tuple(
-            table.to(device) for table in rope_tables(head_dim, length, config.rope_theta)
-        )
-        return Case(
-            operation, (q, k), tables, BYTES, 4 * tokens * head_dim * (heads + kv_heads) * size
-        )
+        cos, sin = rope_tables(head_dim, length, config.rope_theta)
+        tables = (cos.to(device), sin.to(device))
+        moved = 4 * tokens * head_dim * (heads + kv_heads) * size
+        return Case(operation, (q, k), tables, BYTES, moved)
     product = 2 * hidden * batch * length * (length + 1) // 2
     return Case(operation, (q, k, v), (), FLOPS, 7 * product)
 
@@ -125,7 +122,8 @@ def replayed(steps: dict[str, Callable], device: torch.device) -> dict[str, list
         for step in steps.values()
     )
     passes = min(MOST_PASSES, math.ceil(REPLAY_MS / quickest))
-    times = in_turns(
-        {name: devices.capture_graph(step, passes) for name, step in steps.items()}, device
-    )
-    return {name: [one / passes for one in values] for name, values in times.items()}
+    graphs = {name: devices.capture_graph(step, passes) for name, step in steps.items()}
+    times = in_turns(graphs, device)
+    for values in times.values():
+        values[:] = [ms / passes for ms in values]
+    return times

@@ -1,8 +1,8 @@
 """Profiles Version 3 and shows each kernel of a step: launches, time, and gaps on the critical
 path.
 
-python run_triton_profiling.py --batch-size 8 --seq-len 128 --num-steps 30     # every flag of tiny_llama_v3.py
-python run_triton_profiling.py --analyze-existing pytorch_profiles/profile_*.json
+    python run_triton_profiling.py --batch-size 8 --num-steps 30   # every flag of tiny_llama_v3.py
+    python run_triton_profiling.py --analyze-existing pytorch_profiles/profile_*.json
 """
 
 import sys

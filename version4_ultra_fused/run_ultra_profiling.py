@@ -1,6 +1,6 @@
 """Profiles Version 4 and shows the critical path of a step: kernels, their times, and gaps.
 
-python run_ultra_profiling.py --preset small --use-amp --num-steps 30          # every flag of tiny_llama_v4.py
+python run_ultra_profiling.py --preset small --use-amp         # every flag of tiny_llama_v4.py
 python run_ultra_profiling.py --analyze-existing pytorch_profiles
 """
 

@@ -1,15 +1,13 @@
-"""Version 4: ultra-fused. A block is a few large operations with a backward pass written by hand,
-in one captured graph.
+"""Version 4: a block is a few large operations with a backward pass by hand, in a captured graph.
 
 Changes from Version 3, in two stages, of which `--disable-memory-plan` leaves the first:
 
-- The step is one graph. On sm_90, in 16 bits, epilogues apply SwiGLU, and in small products RoPE
-  and gradients of norms.
+- The step is one graph. On sm_90, in 16 bits, epilogues of products apply SwiGLU, and in small
+  products RoPE and gradients of norms.
 - The memory plan (`memory/memory_plan.py`): AdamW writes bf16 weights for the products, and
   gradients get buffers of their own.
 
-Without a GPU every operation is PyTorch's, and a line says so; TRITON_INTERPRET=1 runs the kernels
-on a CPU, slowly.
+Without a GPU all is PyTorch's, and a line says so. TRITON_INTERPRET=1 runs kernels on a CPU.
 
     python tiny_llama_v4.py --use-amp
 
@@ -35,9 +33,9 @@ from common.spans import span
 from common.training.capture import Batch, Step
 from common.training.run import Run
 from tracepage.errors import UsageError
-from version3_triton.kernels import available
 from version4_ultra_fused import kernels
-from version4_ultra_fused.functions import ends, fp8_block
+from version4_ultra_fused.functions import ends, norm_gradients
+from version4_ultra_fused.kernels import Operations
 from version4_ultra_fused.kernels.attention import CausalAttention
 from version4_ultra_fused.memory.interleaved import QKV, GateUp
 from version4_ultra_fused.memory.memory_plan import MemoryPlan, Shared, saved, without_gradient
@@ -46,12 +44,11 @@ from version4_ultra_fused.memory.optimizer import MasterAdamW
 import torch
 import torch.nn as nn
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import Function, once_differentiable
 from torch.nn import RMSNorm
 
-# on a GPU, without --no-capture-step; forms of --parallel
-CAPTURED = True
-PARALLEL = ("ddp", "zero1")
+CAPTURED = True  # on a GPU, without --no-capture-step
+PARALLEL = ("ddp", "zero1")  # forms of --parallel
 SWITCHES = {
     "memory-plan": True,
     "side-stream": True,
@@ -60,105 +57,87 @@ SWITCHES = {
     "fa4": False,
     "fp8": False,
 }
-SIDE_STREAM_TOKENS = 4096  # most tokens of a batch whose products leave multiprocessors idle
-# Shapes: B batch, S sequence, N = B S tokens, D hidden, H heads, K kv heads, Dh head dim, F ffn, V
-# vocabulary.
+
+Pair = tuple[Tensor, Tensor]  # both [N, D]
+Table = Operations | None  # None: what `choose` gives
+# Shapes: B batch, S sequence, D hidden, H heads, K kv heads, Dh head dim, F ffn, V vocabulary.
+# N = B S tokens.
 
 
-class AttentionFunction(torch.autograd.Function):
-    """x, with `branch` added if there is one, and what attention on its norm adds to that; all [N,
-    D].
+class AttentionFunction(Function):
+    """x + branch, if there is one, and what attention on its norm adds to that sum; all [N, D].
 
-    The sum x + branch has one gradient, which is that of x and of branch alike. So only the branch
-    is given it, and x is marked as not differentiable. The first block has no branch, so there x is
-    given the gradient.
+    The sum has one gradient, which is that of x and of branch alike. So only the branch is given
+    it, and x is marked as not differentiable. The first block has no branch: there x is given it.
     """
 
     @staticmethod
     def forward(ctx, x, branch, block: "Block", shared: Shared, *weights: Tensor):
-        (norm_weight, qkv, output), plan, attn, dtype = (
-            weights,
-            shared.plan,
-            block.self_attn,
-            products_dtype(x),
-        )
+        norm_weight, qkv, output = weights
+        operations = shared.plan.operations
+        attn = block.self_attn
         with span("norm"):
-            total, y, norm = kernels.add_norm(
-                x, branch, norm_weight, block.input_layernorm.eps, dtype
-            )
+            total, y, norm = operations.add_norm(x, branch, norm_weight, shared.eps, shared.dtype)
         with span("attention"):
-            packed = kernels.qkv_rope(y, plan.weight(qkv, dtype), shared.rope, attn.rotated)
-            attended = CausalAttention(packed, shared.rope, attn.heads, shared.switches)
-            ctx.saved = (y, norm, attended)
-            ctx.weights = (qkv, output)
-            ctx.block = block
-            ctx.plan = plan
+            with span("qkv_projection"):
+                packed = operations.qkv_rope(y, shared.weight(qkv), shared.rope, attn.rotated)
+            attended = CausalAttention(packed, shared.rope, attn.heads, shared.switches, operations)
+            ctx.saved = (block, shared, qkv, output, y, norm, attended)
             with span("output_projection"):
-                return without_gradient(ctx, total), attended.out @ plan.weight(output, dtype).T
+                return without_gradient(ctx, total), attended.out @ shared.weight(output).T
 
     @staticmethod
     @once_differentiable
     @span("attention")
-    def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (y, norm, attended) = saved(ctx)
-        (qkv, output) = ctx.weights
-        plan = ctx.plan
+    def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]
+        block, shared, qkv, output, y, norm, attended = saved(ctx)
+        plan = shared.plan
         doutput = plan.matrix_gradient(output, dbranch, attended.out)
-        dpacked, dots = attended.gradient(dbranch @ plan.weight(output, dbranch.dtype))
+        dpacked, dots = attended.gradient(dbranch @ shared.weight(output))
         dqkv = plan.matrix_gradient(qkv, dpacked, y)
-        dx, dbranch, dnorm = plan.norm_backward_through_product(
-            (dpacked, dots), qkv, dbranch, norm, ctx.needs_input_grad
-        )
-        plan.block_done(ctx.block)
-        return dx, dbranch, None, None, dnorm, dqkv, doutput
+        product = (dpacked, dots, shared.weight(qkv))
+        dx, dprevious, dnorm = norm_gradients.through_product(ctx, plan, product, dbranch, norm)
+        plan.block_done(block)
+        return dx, dprevious, None, None, dnorm, dqkv, doutput
 
 
-class FeedForwardFunction(torch.autograd.Function):
+class FeedForwardFunction(Function):
     """x + branch, and what the feed-forward network on its norm adds to that; all [N, D]."""
 
     @staticmethod
     def forward(ctx, x, branch, block: "Block", shared: Shared, *weights: Tensor):
-        (norm_weight, gate_up, down), plan, dtype = weights, shared.plan, products_dtype(x)
+        norm_weight, gate_up, down = weights
+        operations = shared.plan.operations
         with span("norm"):
-            total, y, norm = kernels.add_norm(
-                x, branch, norm_weight, block.post_attention_layernorm.eps, dtype
-            )
+            total, y, norm = operations.add_norm(x, branch, norm_weight, shared.eps, shared.dtype)
         with span("mlp"):
-            # [N, 2 F], [N, F]
-            gates, hidden = kernels.gate_up_swiglu(y, plan.weight(gate_up, dtype))
-            ctx.saved = (y, norm, gates, hidden)
-            ctx.weights = (gate_up, down)
-            ctx.plan = plan
+            with span("gate_up"):  # [N, 2 F], [N, F]
+                gates, hidden = operations.gate_up_swiglu(y, shared.weight(gate_up))
+            ctx.saved = (shared, gate_up, down, y, norm, gates, hidden)
             with span("down"):
-                return without_gradient(ctx, total), hidden @ plan.weight(down, dtype).T
+                return without_gradient(ctx, total), hidden @ shared.weight(down).T
 
     @staticmethod
     @once_differentiable
     @span("mlp")
-    def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (y, norm, gates, hidden) = saved(ctx)
-        (gate_up, down) = ctx.weights
-        plan = ctx.plan
+    def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]
+        shared, gate_up, down, y, norm, gates, hidden = saved(ctx)
+        plan = shared.plan
         ddown = plan.matrix_gradient(down, dbranch, hidden)
-        dgates, dots = kernels.swiglu_backward(
-            dbranch @ plan.weight(down, dbranch.dtype), gates, norm.total
-        )
+        dhidden = dbranch @ shared.weight(down)
+        dgates, dots = plan.operations.swiglu_backward(dhidden, gates, norm.total)
+        del dhidden  # frees its memory for what follows
         dgate_up = plan.matrix_gradient(gate_up, dgates, y)
-        dx, dbranch, dnorm = plan.norm_backward_through_product(
-            (dgates, dots), gate_up, dbranch, norm, ctx.needs_input_grad
-        )
-        return dx, dbranch, None, None, dnorm, dgate_up, ddown
+        product = (dgates, dots, shared.weight(gate_up))
+        dx, dprevious, dnorm = norm_gradients.through_product(ctx, plan, product, dbranch, norm)
+        return dx, dprevious, None, None, dnorm, dgate_up, ddown
 
 
 class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        # of Q, K and V
-        self.heads = (
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.num_key_value_heads,
-        )
+        kv_heads = config.num_key_value_heads
+        self.heads = (config.num_attention_heads, kv_heads, kv_heads)  # of Q, K and V
         self.rotated = sum(self.heads[:2]) * config.head_dim  # columns of Q and K
         self.qkv_proj = QKV(config.hidden_size, self.heads, config.head_dim)
         self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
@@ -179,33 +158,31 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(config)
 
-    def forward(self, x: Tensor, branch: Tensor | None, shared: Shared) -> tuple[Tensor, Tensor]:
-        """The residual stream and what the layer before adds to it -> the same for the next; all
-        [N, D].
-        """
-        # there are scales with --enable-fp8
-        fp8 = shared.plan.scales and products_dtype(x) == torch.bfloat16
-        attention, feed_forward = (
-            fp8_block.FUNCTIONS if fp8 else (AttentionFunction, FeedForwardFunction)
-        )
+    def forward(self, x: Tensor, branch: Tensor | None, shared: Shared) -> Pair:
+        """The residual stream and what the layer before adds to it -> the same for the next."""
+        attention: type[Function] = AttentionFunction
+        feed_forward: type[Function] = FeedForwardFunction
+        if shared.plan.scales and shared.dtype == torch.bfloat16:  # with --enable-fp8
+            from version4_ultra_fused.functions import fp8_block
+
+            attention, feed_forward = fp8_block.FUNCTIONS
         norm = self.input_layernorm.weight
-        attn = self.self_attn
-        x, branch = attention.apply(
-            x, branch, self, shared, norm, attn.qkv_proj.weight, attn.o_proj.weight
-        )
+        weights = (self.self_attn.qkv_proj.weight, self.self_attn.o_proj.weight)
+        x, branch = attention.apply(x, branch, self, shared, norm, *weights)
         norm = self.post_attention_layernorm.weight
-        mlp = self.mlp
-        return feed_forward.apply(
-            x, branch, self, shared, norm, mlp.gate_up_proj.weight, mlp.down_proj.weight
-        )
+        weights = (self.mlp.gate_up_proj.weight, self.mlp.down_proj.weight)
+        return feed_forward.apply(x, branch, self, shared, norm, *weights)
 
 
 class TinyLlama(nn.Module):
     """Decoder-only language model with tied input and output embeddings."""
 
-    def __init__(self, config: ModelConfig, switches: Switches = SWITCHES) -> None:
+    def __init__(
+        self, config: ModelConfig, switches: Switches = SWITCHES, operations: Table = None
+    ) -> None:
         super().__init__()
         self.switches = switches
+        self.operations = operations = operations or kernels.choose(switches)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -217,8 +194,8 @@ class TinyLlama(nn.Module):
         self.register_buffer("one", torch.ones(()), persistent=False)  # the gradient of the loss
         self.register_load_state_dict_pre_hook(weights.fuse_on_load)
         self.load_state_dict(weights.initialize(self.baseline_state_dict(), config.initializer_std))
-        self.plan = MemoryPlan()  # empty until the optimizer makes buffers
-        # DistributedDataParallel would find no gradients
+        self.plan = MemoryPlan(operations)  # without buffers until the optimizer makes some
+        # Otherwise DistributedDataParallel would find no gradients.
         self.optimizer_communicates = bool(switches["memory-plan"])
 
     def hidden_states(self, input_ids: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -234,16 +211,17 @@ class TinyLlama(nn.Module):
     @torch.no_grad()
     def forward(self, input_ids: Tensor) -> Tensor:  # [B, S] -> logits [B, S, V]
         x, branch = self.hidden_states(input_ids)
-        y = kernels.add_norm(x, branch, self.norm.weight, self.norm.eps, products_dtype(x))[1]
-        return (y @ self.plan.weight(self.lm_head.weight, y.dtype).T).unflatten(0, input_ids.shape)
+        weight = self.plan.buffers.weight(self.lm_head.weight, products_dtype(x))
+        norm = (self.norm.weight, self.norm.eps)
+        y = self.operations.add_norm(x, branch, *norm, weight.dtype)[1]
+        return (y @ weight.T).unflatten(0, input_ids.shape)
 
     def loss(self, input_ids: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats; `targets` [B, S] are the tokens that follow, already shifted."""
+        """Mean cross-entropy in nats; `targets` [B, S] are the next tokens, already shifted."""
         x, branch = self.hidden_states(input_ids)
         with span("loss"):
-            return ends.LossFunction.apply(
-                x, branch, targets.flatten(), self, self.norm.weight, self.lm_head.weight
-            )
+            weights = (self.norm.weight, self.lm_head.weight)
+            return ends.LossFunction.apply(x, branch, targets.flatten(), self, *weights)
 
     def kernel_flops(self, input_ids: Tensor) -> dict[str, int]:
         """FLOPs of the kernels, which counters of operators do not see."""
@@ -256,13 +234,8 @@ class TinyLlama(nn.Module):
         return weights.baseline_state_dict(self)
 
 
-def make_model(options: Options) -> TinyLlama:
-    # it works without kernels, so it stays on where `available` finds none
-    plan = options.switches["memory-plan"]
-    without = {} if plan else {"side-stream": False, "early-update": False}
-    return TinyLlama(
-        options.model, available(fp8_block.checked(options)) | {"memory-plan": plan} | without
-    )
+def make_model(options: Options, operations: Table = None) -> TinyLlama:
+    return TinyLlama(options.model, kernels.available(options), operations)
 
 
 def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:
@@ -271,25 +244,17 @@ def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
 
 
-def use_side_stream(model: TinyLlama, ids: Tensor) -> bool:
-    """Where small products leave multiprocessors idle, or collectives wait for other processes."""
-    return ids.is_cuda and bool(
-        model.switches["side-stream"]
-        and (ids.numel() <= SIDE_STREAM_TOKENS or model.plan.communicates)
-    )
-
-
 def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
-    """A function of a batch: one optimizer step; it returns the loss from before it, on the device."""
+    """A function of a batch: one optimizer step that returns the loss before it, on the device."""
     if precision.dtype == torch.float16:
-        raise UsageError(
-            "Version 4 does not scale the loss, which float16 needs: leave out --amp-dtype float16"
-        )
+        reason = "Version 4 does not scale the loss, which float16 needs"
+        raise UsageError(f"{reason}: leave out --amp-dtype float16")
     if isinstance(optimizer, MasterAdamW):
         optimizer.plan_memory(precision.dtype, early=bool(model.switches["early-update"]))
+    side_stream = bool(model.switches["side-stream"])
 
     def step(batch: Batch) -> Tensor:
-        with model.plan.step(batch[0].numel(), beside=use_side_stream(model, batch[0])):
+        with model.plan.step(batch[0], side_stream):
             with precision.autocast():
                 loss = model.loss(*batch)
             with span("backward"):

@@ -58,8 +58,8 @@ def test_loss_and_gradients_keep_their_bits(version, switches, kind):
         (torch.float64, False),
         (torch.float32, version is not tiny_llama_v3),
     ):
-        expected = trained(models.build(version, *switches).to(dtype), amp)
-        model = models.build(version, *switches).to(dtype)
+        expected = trained(models.build(version, *switches, dtype=dtype), amp)
+        model = models.build(version, *switches, dtype=dtype)
         names = [*model.state_dict()]
         recompute.apply(model, kind)
         assert [*model.state_dict()] == names

@@ -16,6 +16,7 @@ from version3_triton import kernels, tiny_llama_v3
 from version3_triton.kernels import reference
 
 CPU = torch.device("cpu")
+NAMES = kernels.Operations._fields
 OPERATIONS = [operation for operations in kernels.SWITCHES.values() for operation in operations]
 # of a loss
 CALLS = {
@@ -40,8 +41,7 @@ def called(monkeypatch) -> Counter:
 
         return kernel
 
-    for name in kernels.KERNELS:
-        monkeypatch.setitem(kernels.KERNELS, name, stand_in(name))
+    monkeypatch.setattr(kernels, "KERNELS", kernels.Operations._make(map(stand_in, NAMES)))
     return calls
 
 
@@ -50,7 +50,7 @@ def loss(model: torch.nn.Module) -> None:
 
 
 def test_every_operation_has_a_switch_and_every_switch_is_the_versions():
-    assert sorted(OPERATIONS) == sorted(kernels.KERNELS) and len(set(OPERATIONS)) == len(OPERATIONS)
+    assert sorted(OPERATIONS) == sorted(NAMES) and len(set(OPERATIONS)) == len(OPERATIONS)
     assert kernels.SWITCHES.keys() == tiny_llama_v3.SWITCHES.keys()
 
 
@@ -83,19 +83,17 @@ def test_two_models_side_by_side_have_their_own_operations(called):
         assert called == expected
 
 
-def test_operations_are_given_back_after_a_context_within_another_and_after_an_error(called):
-    gate = torch.ones(4, device=DEVICE)
-    with kernels.replaced({"swiglu": reference.swiglu}):
-        with kernels.replaced({"attention": reference.attention}):
-            kernels.swiglu(gate, gate)
-        assert called == {"swiglu": 1}
-        kernels.swiglu(gate, gate)
-    model = models.build(tiny_llama_v3, dict.fromkeys(tiny_llama_v3.SWITCHES, False), device=DEVICE)
+def test_a_model_with_an_operation_replaced_leaves_others_theirs_also_after_an_error(called):
+    table = kernels.KERNELS._replace(swiglu=reference.swiglu)
+    model = tiny_llama_v3.TinyLlama(models.config(), operations=table).to(DEVICE)
     with pytest.raises(RuntimeError):
         model(torch.zeros(1, 4, device=DEVICE))  # token ids are integers: the pass ends early
-    assert called == {"swiglu": 1}
-    kernels.swiglu(gate, gate)
-    assert called == {"swiglu": 2}
+    assert not called
+    loss(model)
+    assert called == {name: calls for name, calls in CALLS.items() if name != "swiglu"}
+    called.clear()
+    loss(models.build(tiny_llama_v3, device=DEVICE))
+    assert called == CALLS
 
 
 def test_where_no_kernel_can_run_every_operation_is_pytorchs(called, monkeypatch, capsys):

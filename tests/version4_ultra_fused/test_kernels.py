@@ -9,6 +9,7 @@ from collections.abc import Callable
 from common.rope import rope_tables
 from tests.conftest import runs_kernels
 from tests.oracle import DEVICE, DTYPES, as_accurate, confident, stacked
+from tracepage.errors import UsageError
 
 import pytest
 import torch
@@ -92,7 +93,7 @@ def check(name: str, *arguments) -> None:
 
     wide = [torch.float64 if isinstance(x, torch.dtype) else changed(double, x) for x in arguments]
     exact = run(getattr(reference, name), wide)
-    ours, again = (run(kernels.KERNELS[name], arguments) for _ in range(2))
+    ours, again = (run(getattr(kernels.KERNELS, name), arguments) for _ in range(2))
     for right, got, repeated in zip(exact, ours, again, strict=True):
         assert torch.equal(got, repeated)
         error = (got.double() - right).abs().max() / right.abs().max()
@@ -125,12 +126,12 @@ def test_add_norm_backward(shape, elsewhere, wide, dtype):
     exact = reference.add_norm_backward(
         *(changed(double, each) for each in arguments), torch.float64
     )
-    ours, parts = kernels.add_norm_backward(*arguments, x.dtype if wide else dtype)
+    ours, parts = kernels.KERNELS.add_norm_backward(*arguments, x.dtype if wide else dtype)
     assert ours.dtype == (x.dtype if wide else dtype)
     for right, got in zip(exact, (ours, parts.sum(0, keepdim=True)), strict=True):
         assert (got.double() - right).abs().max() <= WIDTH[got.dtype] * right.abs().max()
     total = torch.empty_like(weight)
-    kernels.sum_parts(parts, total)
+    kernels.KERNELS.sum_parts(parts, total)
     torch.testing.assert_close(total, parts.sum(0), rtol=1e-5, atol=1e-5)
 
 
@@ -147,16 +148,20 @@ def test_the_gradient_of_a_norm_in_the_product_before_it(tokens, hidden, size, w
     (weight,) = tensors(torch.float32, (hidden,))
     gate_and_up, rstd = gate_and_up / hidden**0.5, (x.float().square().mean(-1) + 1e-6).rsqrt()
     y = (x * rstd[:, None] * weight).to(dtype)
-    dgates, dots = kernels.swiglu_backward(dhidden, kernels.gate_up_swiglu(y, gate_and_up)[0], x)
+    dgates, dots = kernels.KERNELS.swiglu_backward(
+        dhidden, kernels.KERNELS.gate_up_swiglu(y, gate_and_up)[0], x
+    )
     assert (dots is not None) == fused
     arguments = (dgates, dots, gate_and_up, dx, Norm(weight, x, rstd))
     exact = reference.product_norm_backward(
         *(changed(double, each) for each in arguments), dtype=torch.float64
     )
-    ours = kernels.product_norm_backward(*arguments, dtype=torch.float32 if wide else dtype)
+    ours = kernels.KERNELS.product_norm_backward(*arguments, dtype=torch.float32 if wide else dtype)
     for right, got in zip(exact, (ours[0], ours[1].sum(0, keepdim=True)), strict=True):
         assert (got.double() - right).abs().max() <= WIDTH[dtype] * right.abs().max()
-    assert torch.equal(ours[1], kernels.product_norm_backward(*arguments, dtype=ours[0].dtype)[1])
+    assert torch.equal(
+        ours[1], kernels.KERNELS.product_norm_backward(*arguments, dtype=ours[0].dtype)[1]
+    )
 
 
 @runs_kernels
@@ -177,7 +182,7 @@ def test_a_wide_tile_is_stored_in_halves(epilogues, tokens, hidden, rows, dtype)
 def test_swiglu(tokens, hidden, size, fused, dtype):
     x, weight, dhidden = tensors(dtype, (tokens, hidden), (2 * size, hidden), (tokens, size))
     check("gate_up_swiglu", x, weight)
-    check("swiglu_backward", dhidden, kernels.gate_up_swiglu(x, weight)[0])
+    check("swiglu_backward", dhidden, kernels.KERNELS.gate_up_swiglu(x, weight)[0])
 
 
 @runs_kernels
@@ -234,7 +239,7 @@ def test_cross_entropy(tokens, vocabulary, offset, dtype):
     (logits,) = tensors(dtype, (tokens, vocabulary))
     targets = torch.arange(tokens, device=DEVICE) * 7 % vocabulary
     logits = logits + offset
-    loss = kernels.KERNELS["cross_entropy"](logits.clone(), targets, False)
+    loss = kernels.KERNELS.cross_entropy(logits.clone(), targets, False)
     exact = reference.cross_entropy(logits.double(), targets, False)
     torch.testing.assert_close(loss.double(), exact, rtol=1e-5, atol=1e-6)
     check("cross_entropy", logits, targets, True)
@@ -257,7 +262,7 @@ def pytorchs(logits: Tensor, targets: Tensor) -> list[Tensor]:
 def test_confident_tokens_and_logits_with_an_offset_are_as_accurate_as_pytorchs(offset):
     batches = [confident(32, 64, 200, offset, seed) for seed in range(8)]
     pairs = [((x @ weight.T)[0], targets[0]) for x, weight, targets in batches]
-    ours = stacked(loss_and_gradient(kernels.KERNELS["cross_entropy"], *pair) for pair in pairs)
+    ours = stacked(loss_and_gradient(kernels.KERNELS.cross_entropy, *pair) for pair in pairs)
     theirs = stacked(pytorchs(*pair) for pair in pairs)
     exact = stacked(
         loss_and_gradient(reference.cross_entropy, logits.double(), targets)
@@ -273,7 +278,7 @@ def test_ignored_tokens_do_not_count(ignored, dtype):
     (logits,), targets = tensors(dtype, (9, 61)), torch.arange(9, device=DEVICE)
     targets[list(ignored)] = -100
     check("cross_entropy", logits, targets, True)
-    _, gradient = loss_and_gradient(kernels.KERNELS["cross_entropy"], logits, targets)
+    _, gradient = loss_and_gradient(kernels.KERNELS.cross_entropy, logits, targets)
     assert (gradient != 0).any(1).tolist() == (targets >= 0).tolist()
     exact = logits.double()
     for plain, theirs in zip(
@@ -285,7 +290,7 @@ def test_ignored_tokens_do_not_count(ignored, dtype):
 
 
 @runs_kernels
-@pytest.mark.parametrize("operation", [reference.cross_entropy, kernels.KERNELS["cross_entropy"]])
+@pytest.mark.parametrize("operation", [reference.cross_entropy, kernels.KERNELS.cross_entropy])
 def test_without_a_token_that_counts_the_loss_is_nan_and_the_gradient_zero(operation):
     (logits,) = tensors(torch.float32, (3, 61))
     loss, gradient = loss_and_gradient(operation, logits, torch.full((3,), -100, device=DEVICE))
@@ -298,10 +303,10 @@ def test_other_targets_are_refused_on_a_cpu_and_make_the_loss_nan_on_a_gpu(targe
     (logits,), targets = tensors(torch.float32, (3, 61)), torch.arange(3, device=DEVICE)
     targets[1] = target
     if DEVICE.type == "cuda":
-        loss, gradient = loss_and_gradient(kernels.KERNELS["cross_entropy"], logits, targets)
+        loss, gradient = loss_and_gradient(kernels.KERNELS.cross_entropy, logits, targets)
         assert loss.isnan() and gradient.isnan().all(1).tolist() == [False, True, False]
         return
-    for operation in (reference.cross_entropy, kernels.KERNELS["cross_entropy"]):
+    for operation in (reference.cross_entropy, kernels.KERNELS.cross_entropy):
         with pytest.raises(IndexError, match=f"Target {target} is out of bounds"):
             operation(logits, targets, True)
 
@@ -331,7 +336,7 @@ def test_adamw_is_pytorchs(dtype):
         theirs.step()
         steps = torch.tensor(float(step), device=DEVICE)
         copy, first, second = (x.clone() for x in (master, *moments))
-        adamw = kernels.KERNELS["adamw"]
+        adamw = kernels.KERNELS.adamw
         # a sum over two processes
         adamw(copy, (first, second), 2 * gradient, None, steps, lr=rate, scale=0.5, **rest)
         adamw(master, moments, gradient, working, steps, lr=1e-2, **rest)
@@ -367,9 +372,10 @@ def test_what_kernels_read_may_have_any_strides():
         "add_embedding_gradient": (x, ids[::2], order[::2], torch.zeros(5, 64, device=DEVICE)),
     }
     # the tests of FP8 have strides of their own
-    fp8 = {name for name in kernels.KERNELS if "quantize" in name}
+    names = set(kernels.Operations._fields)
+    fp8 = {name for name in names if "quantize" in name}
     # which write into contiguous buffers
-    assert calls.keys() == kernels.KERNELS.keys() - fp8 - {"adamw", "rotate"}
+    assert calls.keys() == names - fp8 - {"adamw", "rotate"}
     for name, strided in calls.items():
         results = []
         for copy in (False, True):
@@ -380,7 +386,10 @@ def test_what_kernels_read_may_have_any_strides():
             arguments = [changed(Tensor.contiguous, each) if copy else each for each in written]
             named = {"dtype": torch.float32} if name == "product_norm_backward" else {}
             results.append(
-                [*found(kernels.KERNELS[name](*arguments, **named)), *found(tuple(written))]
+                [
+                    *found(getattr(kernels.KERNELS, name)(*arguments, **named)),
+                    *found(tuple(written)),
+                ]
             )
         for once, again in zip(*results, strict=True):
             assert torch.equal(once, again), name
@@ -391,7 +400,9 @@ def test_float64_is_left_to_pytorch():
     ids, order = torch.tensor([0, 1] * 50, device=DEVICE).sort(stable=True)
     (dx,) = tensors(torch.float64, (100, 8))
     dx, dweight = dx / 3, torch.zeros(2, 8, device=DEVICE, dtype=torch.float64)
-    kernels.add_embedding_gradient(dx, ids, order, dweight)
+    kernels.REFERENCE.add_embedding_gradient(dx, ids, order, dweight)
     torch.testing.assert_close(
         dweight, torch.stack((dx[0::2].sum(0), dx[1::2].sum(0))), rtol=1e-12, atol=1e-12
     )
+    with pytest.raises(UsageError, match="compute in float32"):
+        kernels.KERNELS.add_embedding_gradient(dx, ids, order, dweight)

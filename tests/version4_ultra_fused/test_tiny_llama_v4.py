@@ -54,7 +54,7 @@ def test_logits_leave_nothing_for_a_later_loss_to_do(no_kernels):
         model(ids)
     with torch.no_grad():
         model.loss(ids, targets)
-    assert not model.plan.waiting
+    assert not model.plan.schedule.waiting
 
 
 def test_a_gradient_of_float32_is_rounded_where_gradients_are_kept_in_bf16(monkeypatch, no_kernels):
@@ -65,7 +65,10 @@ def test_a_gradient_of_float32_is_rounded_where_gradients_are_kept_in_bf16(monke
     monkeypatch.setattr(memory_plan, "adds_in_float32", lambda device: True)
     model.loss(*models.batch()).backward()
     weight = model.layers[0].mlp.down_proj.weight
-    assert model.plan.gradient[weight].dtype == torch.bfloat16 and model.plan.gradient[weight].any()
+    assert (
+        model.plan.buffers.gradient[weight].dtype == torch.bfloat16
+        and model.plan.buffers.gradient[weight].any()
+    )
 
 
 def test_gradients_are_linear_in_the_loss_and_add_up_without_its_optimizer(no_kernels):

@@ -46,7 +46,8 @@ def launch_add(
 
 def launch_softmax(kernel: KernelInterface, x: Tensor) -> Tensor:
     """Softmax of each row of x [rows, size], with any strides; one program per row."""
-    (rows, size), out = x.shape, new_output(x, *x.shape)
+    rows, size = x.shape
+    out = new_output(x, *x.shape)
     launch(kernel, (rows,), (out,), x, out, size, *x.stride(), BLOCK=triton.next_power_of_2(size))
     return out
 
@@ -77,12 +78,10 @@ def launch_swiglu_forward(
     """y [rows, size] of gate and up [rows, size], rows of both with any stride; one program for
     `block` elements of a row.
     """
-    (rows, size), y, gate, up = (
-        gate.shape,
-        new_output(gate, *gate.shape),
-        _without_gaps(gate),
-        _without_gaps(up),
-    )
+    rows, size = gate.shape
+    y = new_output(gate, *gate.shape)
+    gate = _without_gaps(gate)
+    up = _without_gaps(up)
     grid = rows, triton.cdiv(size, block)
     launch(kernel, grid, (y,), gate, up, y, size, gate.stride(0), up.stride(0), BLOCK=block)
     return y
@@ -98,25 +97,16 @@ def launch_swiglu_backward(
     """
     if not dy.is_contiguous():
         raise UsageError(
-            f"dy has strides {dy.stride()} and the kernel takes rows without gaps: pass dy.contiguous()"
+            f"dy has strides {dy.stride()} and the kernel takes rows without gaps: "
+            "pass dy.contiguous()"
         )
-    (rows, size), outputs = gate.shape, (new_output(gate, *gate.shape), new_output(up, *up.shape))
+    rows, size = gate.shape
+    outputs = (new_output(gate, *gate.shape), new_output(up, *up.shape))
     gate = _without_gaps(gate)
     up = _without_gaps(up)
     grid = rows, triton.cdiv(size, block)
-    launch(
-        kernel,
-        grid,
-        outputs,
-        gate,
-        up,
-        dy,
-        *outputs,
-        size,
-        gate.stride(0),
-        up.stride(0),
-        BLOCK=block,
-    )
+    strides = (gate.stride(0), up.stride(0))
+    launch(kernel, grid, outputs, gate, up, dy, *outputs, size, *strides, BLOCK=block)
     return outputs
 
 
@@ -124,7 +114,9 @@ def launch_log_sum_exp(kernel: KernelInterface, x: Tensor, block: int = 16) -> T
     """Log-sum-exp of each row of x [rows, size] in float32, rows with any stride; one program per
     row.
     """
-    (rows, size), lse, x = x.shape, new_output(x, len(x), dtype=torch.float32), _without_gaps(x)
+    rows, size = x.shape
+    lse = new_output(x, rows, dtype=torch.float32)
+    x = _without_gaps(x)
     launch(kernel, (rows,), (lse,), x, lse, size, x.stride(0), BLOCK=block)
     return lse
 

@@ -1,15 +1,17 @@
 """Times launches on the host, for the problem (explanations): what one costs in PyTorch, Triton, a
 compiled and a captured graph.
 
-    python launch_cost.py                     # needs a GPU; two to four minutes, most of them torch.compile's
+    python launch_cost.py                     # needs a GPU, and two to four minutes
     python launch_cost.py --presets tiny
 
 Nothing waits for the GPU while the host is timed, and the kernels of calls and chains are shorter
 than their launches. The file launch_cost.json has three lists:
 
     calls     one launch, with less and more of Python around it
-    chains    x = silu(x W) x, 20 times over with its gradient: eager, compiled, with Version 3's kernel, and that captured
-    steps     a training step in bf16 of compiled Version 2 and of Versions 3 and 4, not captured, in turns
+    chains    x = silu(x W) x, 20 times over with its gradient: eager, compiled, with Version 3's
+              kernel, and that captured
+    steps     a training step in bf16 of compiled Version 2 and of Versions 3 and 4, in turns, not
+              captured
 """
 
 import sys
@@ -78,9 +80,9 @@ def calls(device: torch.device) -> list[dict[str, Any]]:
 
     rows = 256
     size = 512
-    x, out, weight = (
-        torch.ones(shape, device=device) for shape in ((rows, size), (rows, size), size)
-    )
+    x = torch.ones(rows, size, device=device)
+    weight = torch.ones(size, device=device)
+    out = torch.empty_like(x)
     y = torch.empty_like(x)
     rstd = torch.empty(rows, device=device)
     square = torch.empty(size, size, device=device)
@@ -103,7 +105,7 @@ def calls(device: torch.device) -> list[dict[str, Any]]:
             *arguments, *constants.values(), False
         ),
         "Triton, the same by kernel[grid]": triton_launch,
-        "Version 3's rms_norm around it": lambda: kernels.rms_norm(x, weight, 1e-6),
+        "Version 3's rms_norm around it": lambda: kernels.KERNELS.rms_norm(x, weight, 1e-6),
     }
     return [{"call": name, "host_us": host_us(way, calls=200)} for name, way in ways.items()]
 
@@ -122,52 +124,42 @@ def chains(device: torch.device) -> list[dict[str, Any]]:
     ) -> Callable[[], object]:
         return lambda: torch.autograd.grad(function(x, swiglu).sum(), (x, matrix))
 
-    ours = with_gradient(chain, kernels.swiglu)
+    ours = with_gradient(chain, kernels.KERNELS.swiglu)
     ways = {
-        "eager": with_gradient(chain, kernels.reference.swiglu),
-        "compiled": with_gradient(torch.compile(chain), kernels.reference.swiglu),
+        "eager": with_gradient(chain, kernels.REFERENCE.swiglu),
+        "compiled": with_gradient(torch.compile(chain), kernels.REFERENCE.swiglu),
         "Version 3's kernel": ours,
     }
-    found = [
+    rows = [
         {"chain": name, "launches": launches(way), "host_us": host_us(way, calls=20)}
         for name, way in ways.items()
     ]
     captured = host_us(devices.capture_graph(ours), calls=20)
-    return [
-        *found,
-        {"chain": "that, captured", "launches": found[-1]["launches"], "host_us": captured},
-    ]
+    rows.append(rows[-1] | {"chain": "that, captured", "host_us": captured})
+    return rows
 
 
 def steps(preset: str, device: torch.device) -> list[dict[str, Any]]:
-    made: dict[str, Callable[[], object]] = {}
+    calls: dict[str, Callable[[], object]] = {}
     for name, (path, *flags) in VERSIONS.items():
         version = version_files.load(ROOT / path)
         wanted = version_files.parser(None).parse_args(["--preset", preset, "--use-amp"])
         options: Options = version_files.switched(version, version_files.resolve(wanted), *flags)
         model = version.make_model(options).to(device)
-        step = version.make_step(
-            model, version.make_optimizer(model, options), Precision(device, torch.bfloat16)
-        )
-        made[name] = functools.partial(step, version_files.random_batch(options, device))
-    times: dict[str, list[float]] = {name: [] for name in made}
+        optimizer = version.make_optimizer(model, options)
+        step = version.make_step(model, optimizer, Precision(device, torch.bfloat16))
+        calls[name] = functools.partial(step, version_files.random_batch(options, device))
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(5):
-        for name, step in made.items():
-            times[name] += benchmark(step, device, warmup=5)
-    found = []
-    for name, step in made.items():
-        ms = statistics.median(times[name])
-        count = launches(step)
-        found.append(
-            {
-                "preset": preset,
-                "version": name,
-                "launches": count,
-                "ms": ms,
-                "us_per_launch": 1e3 * ms / count,
-            }
-        )
-    return found
+        for name, call in calls.items():
+            times[name] += benchmark(call, device, warmup=5)
+    rows = []
+    for name, call in calls.items():
+        row: dict[str, Any] = {"preset": preset, "version": name, "launches": launches(call)}
+        row["ms"] = statistics.median(times[name])
+        row["us_per_launch"] = 1e3 * row["ms"] / row["launches"]
+        rows.append(row)
+    return rows
 
 
 def main() -> None:
@@ -188,14 +180,15 @@ def main() -> None:
     devices.configure(device, seed=0)
     measured = record.header("tiny-llama-launch-cost/1", device, "bf16")
     with progress("timing launches"):
-        measured["calls"], measured["chains"] = calls(device), chains(device)
+        measured["calls"] = calls(device)
+        measured["chains"] = chains(device)
         for row in measured["chains"]:
             row["us_per_launch"] = row["host_us"] / row["launches"]
         measured["steps"] = [row for preset in arguments.presets for row in steps(preset, device)]
     write_measurement(OUT, measured, "launch_cost.json")
     for part in ("calls", "chains", "steps"):
-        rows = measured[part]
-        print(tables.markdown(list(rows[0]), [list(row.values()) for row in rows]) if rows else "")
+        rows = [list(row.values()) for row in measured[part]]
+        print(tables.markdown(list(measured[part][0]), rows) if rows else "")
 
 
 if __name__ == "__main__":

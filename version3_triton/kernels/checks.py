@@ -9,27 +9,30 @@ from tracepage.errors import UsageError
 import torch
 from torch import Tensor
 
-# what Triton takes for it
+# These are the values that Triton takes for it.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "on", "true", "y", "yes")
 
 
 def refuse_wrong(dtype: torch.dtype | None) -> None:
-    """Raises UsageError where the kernels would compute wrong numbers; the interpreter does so for
-    tensors on any device.
-    """
+    """Raises UsageError for bfloat16 in the interpreter, for tensors on any device."""
     if INTERPRETED and dtype == torch.bfloat16:
         raise UsageError(
-            "Triton's interpreter computes bfloat16 wrong: leave out --use-amp, or take float16 in Version 3"
+            "Triton's interpreter computes bfloat16 wrong: leave out --use-amp, "
+            "or take float16 in Version 3"
         )
 
 
-def refuse_other(device: torch.device) -> None:
-    """Raises UsageError for a GPU that is not the current one: Triton launches on the current GPU,
-    wherever the tensors are.
+def refuse_other(x: Tensor) -> None:
+    """Raises UsageError for float64, in which no kernel computes, and for a GPU that is not the
+    current one: Triton launches on the current GPU, wherever the tensors are.
     """
+    if x.dtype == torch.float64:
+        raise UsageError("kernels compute in float32: make a model in float64 with REFERENCE")
+    device = x.device
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         raise UsageError(
-            f"kernels run on the current GPU, not on {device}: call torch.cuda.set_device({device.index}) before"
+            f"kernels run on the current GPU, not on {device}: "
+            f"call torch.cuda.set_device({device.index}) before"
         )
 
 
@@ -37,25 +40,31 @@ def refuse_odd(head_dim: int) -> None:
     """Raises UsageError for a head dimension that RoPE's kernels would not turn to its end."""
     if head_dim < 2 or head_dim % 2:
         raise UsageError(
-            f"RoPE turns pairs of numbers: the head dimension must be even and at least 2, not {head_dim}"
+            "RoPE turns pairs of numbers: the head dimension must be even and at least 2, "
+            f"not {head_dim}"
         )
 
 
-def interpretable(launch: Callable) -> Callable:
-    """A function that launches kernels; in the interpreter it refuses what `refuse_wrong` does. On
-    a GPU it stays as it is.
+def checked(launch: Callable) -> Callable:
+    """A function that launches kernels, with what `refuse_other` refuses of its first argument.
 
-    The dtypes are those of the arguments and, of the tensors' devices, autocast's.
+    In the interpreter it also refuses what `refuse_wrong` does: the dtypes are those of the
+    arguments and, of the tensors' devices, autocast's.
     """
-    if not INTERPRETED:
-        return launch
 
     @functools.wraps(launch)
-    def checked(*arguments, **named):
-        for each in (*arguments, *named.values()):
-            refuse_wrong(each if isinstance(each, torch.dtype) else getattr(each, "dtype", None))
-            if isinstance(each, Tensor) and torch.is_autocast_enabled(each.device.type):
-                refuse_wrong(torch.get_autocast_dtype(each.device.type))
-        return launch(*arguments, **named)
+    def on_this_gpu(first: Tensor, *arguments, **named):
+        refuse_other(first)
+        return launch(first, *arguments, **named)
 
-    return checked
+    @functools.wraps(launch)
+    def interpreted(first: Tensor, *arguments, **named):
+        refuse_other(first)
+        for argument in (first, *arguments, *named.values()):
+            dtype = argument if isinstance(argument, torch.dtype) else None
+            refuse_wrong(getattr(argument, "dtype", dtype))
+            if isinstance(argument, Tensor) and torch.is_autocast_enabled(argument.device.type):
+                refuse_wrong(torch.get_autocast_dtype(argument.device.type))
+        return launch(first, *arguments, **named)
+
+    return interpreted if INTERPRETED else on_this_gpu

@@ -3,7 +3,8 @@ arXiv:2307.08691).
 
 For a query row i, keys j <= i, scale c = 1 / sqrt(Dh):
 
-    s_ij = c q_i k_j        l_i = log sum_j exp(s_ij)        p_ij = exp(s_ij - l_i)        o_i = sum_j p_ij v_j
+    s_ij = c q_i k_j                l_i = log sum_j exp(s_ij)
+    p_ij = exp(s_ij - l_i)          o_i = sum_j p_ij v_j
 
 Forward: a program holds BLOCK_M queries and goes over the keys in blocks, with a running maximum m
 and sum (online softmax, Milakov and Gimelshein 2018, arXiv:1805.02867); a larger maximum rescales
@@ -11,7 +12,8 @@ what was summed so far. Saved are q, k, v, o and l.
 
 Backward, with d_i = sum_e o_ie do_ie, recomputes p from l:
 
-    ds_ij = p_ij (do_i v_j - d_i)        dq_i = c sum_j ds_ij k_j        dk_j = c sum_i ds_ij q_i        dv_j = sum_i p_ij do_i
+    ds_ij = p_ij (do_i v_j - d_i)   dq_i = c sum_j ds_ij k_j
+    dk_j = c sum_i ds_ij q_i        dv_j = sum_i p_ij do_i
 
 in two launches without atomics: one owns blocks of queries (dq, and d for the next), the other
 blocks of keys (dk, dv); that one goes over all heads that share a key head, so grouped heads need
@@ -27,7 +29,7 @@ float32 as `launch_sizes.dot_precision` says; exponentials are to base 2, with l
 import math
 
 from tracepage.errors import UsageError
-from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin
 from version3_triton.kernels.launch_sizes import (
     TileConfig,
@@ -43,10 +45,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LOG2_E = math.log2(math.e)
-# Dh; B H, a grid's second dimension; a head's rows, by int32
 MAX_HEAD_DIM = 128
-MAX_HEADS = 65535
-MAX_OFFSET = 2**31
+MAX_HEADS = 65535  # B H, which is a grid's second dimension
+MAX_OFFSET = 2**31  # Rows of a head are counted in int32.
 
 
 @triton.jit
@@ -67,7 +68,15 @@ def _block(pointer, rows, length, row_stride, DIM: tl.constexpr, BLOCK_D: tl.con
 
 
 @triton.jit
-def _write(pointer, rows, length, row_stride, block, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+def _write(
+    pointer,  # the head
+    rows,  # [rows]: positions
+    length,  # S
+    row_stride,  # elements between positions
+    block,  # [rows, BLOCK_D]
+    DIM: tl.constexpr,  # Dh
+    BLOCK_D: tl.constexpr,  # Dh, rounded up to a power of two
+):
     column = tl.arange(0, BLOCK_D)
     inside = (rows < length)[:, None] & (column < DIM)[None, :]
     tl.store(
@@ -91,24 +100,24 @@ def _own_head(pointer, batch, head, length, HEADS: tl.constexpr, DIM: tl.constex
 
 @triton.jit
 def _attend(
-    o,
-    highest,
-    total,
-    q,
-    query,
-    k_ptr,
-    v_ptr,
-    begin,
-    end,
-    length,
-    scale,
-    k_row,
-    v_row,
-    MASKED: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    o,  # [BLOCK_M, BLOCK_D], float32: the sum so far
+    highest,  # [BLOCK_M]: the maximum so far, scaled
+    total,  # [BLOCK_M]: the sum of exponentials so far
+    q,  # [BLOCK_M, BLOCK_D]
+    query,  # [BLOCK_M]: positions
+    k_ptr,  # the head's keys
+    v_ptr,  # the head's values
+    begin,  # the first key
+    end,  # the key after the last
+    length,  # S
+    scale,  # c log2(e)
+    k_row,  # elements between positions
+    v_row,  # the same
+    MASKED: tl.constexpr,  # whether some keys lie after some queries
+    DIM: tl.constexpr,  # Dh
+    BLOCK_D: tl.constexpr,  # Dh, rounded up to a power of two
+    PRECISION: tl.constexpr,  # `launch_sizes.dot_precision`, for products of float32
+    BLOCK_N: tl.constexpr,  # keys of a tile
 ):
     """Adds the keys from begin to end to o, with the maximum and sum so far; MASKED where some lie
     after some queries.
@@ -120,7 +129,7 @@ def _attend(
         if MASKED:
             s = tl.where(key[None, :] <= query[:, None], s, float("-inf"))
         new = tl.maximum(highest, tl.max(s, axis=1) * scale)
-        p = tl.exp2(s * scale - new[:, None])  # one multiply-add and one exponential a score
+        p = tl.exp2(s * scale - new[:, None])  # One multiply-add and one exponential a score.
         shrink = tl.exp2(highest - new)
         total = total * shrink + tl.sum(p, axis=1)
         v = _block(v_ptr, key, length, v_row, DIM, BLOCK_D)
@@ -131,25 +140,25 @@ def _attend(
 
 @triton.jit
 def _add_dq(
-    dq,
-    q,
-    do,
-    lse,
-    d,
-    query,
-    k_ptr,
-    v_ptr,
-    begin,
-    end,
-    length,
-    scale,
-    k_row,
-    v_row,
-    MASKED: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    dq,  # [BLOCK_M, BLOCK_D], float32: the sum so far
+    q,  # [BLOCK_M, BLOCK_D]
+    do,  # as q: the gradient of o
+    lse,  # [BLOCK_M]: l, to base 2
+    d,  # [BLOCK_M]: sums of o do
+    query,  # [BLOCK_M]: positions
+    k_ptr,  # the head's keys
+    v_ptr,  # the head's values
+    begin,  # the first key
+    end,  # the key after the last
+    length,  # S
+    scale,  # c log2(e)
+    k_row,  # elements between positions
+    v_row,  # the same
+    MASKED: tl.constexpr,  # whether some keys lie after some queries
+    DIM: tl.constexpr,  # Dh
+    BLOCK_D: tl.constexpr,  # Dh, rounded up to a power of two
+    PRECISION: tl.constexpr,  # `launch_sizes.dot_precision`, for products of float32
+    BLOCK_N: tl.constexpr,  # keys of a tile
 ):
     """Adds what the keys from begin to end give to dq, but for the factor c."""
     for start in range(begin, end, BLOCK_N):
@@ -166,26 +175,26 @@ def _add_dq(
 
 @triton.jit
 def _add_dk_dv(
-    dk,
-    dv,
-    k,
-    v,
-    key,
-    q_ptr,
-    do_ptr,
-    lse_ptr,
-    d_ptr,
-    begin,
-    end,
-    length,
-    scale,
-    q_row,
-    MASKED: tl.constexpr,
-    H: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    dk,  # [BLOCK_N, BLOCK_D], float32: the sum so far
+    dv,  # the same
+    k,  # [BLOCK_N, BLOCK_D]
+    v,  # the same
+    key,  # [BLOCK_N]: positions
+    q_ptr,  # the head's queries
+    do_ptr,  # the head's gradient of o
+    lse_ptr,  # the head's l, to base 2
+    d_ptr,  # the head's sums of o do
+    begin,  # the first query
+    end,  # the query after the last
+    length,  # S
+    scale,  # c log2(e)
+    q_row,  # elements between positions
+    MASKED: tl.constexpr,  # whether some queries lie before some keys
+    H: tl.constexpr,  # query heads
+    DIM: tl.constexpr,  # Dh
+    BLOCK_D: tl.constexpr,  # Dh, rounded up to a power of two
+    PRECISION: tl.constexpr,  # `launch_sizes.dot_precision`, for products of float32
+    BLOCK_M: tl.constexpr,  # queries of a tile
 ):
     """Adds what a head's queries from begin to end give to dk, but for the factor c, and to dv.
 
@@ -208,33 +217,33 @@ def _add_dk_dv(
 
 @triton.jit
 def _flash_attention_forward(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    o_ptr,
-    lse_ptr,
-    length,
-    scale,
-    q_batch,
-    q_head,
-    q_row,
-    k_batch,
-    k_head,
-    k_row,
-    v_batch,
-    v_head,
-    v_row,
-    H: tl.constexpr,
-    GROUPS: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    q_ptr,  # [B, H, S, Dh], strided
+    k_ptr,  # [B, K, S, Dh], strided
+    v_ptr,  # as k
+    o_ptr,  # [B, S, H, Dh] in memory
+    lse_ptr,  # [B, H, S], float32: l, to base 2
+    length,  # S
+    scale,  # c log2(e)
+    q_batch,  # elements between sequences of q
+    q_head,  # elements between heads of q
+    q_row,  # elements between positions of q
+    k_batch,  # elements between sequences of k
+    k_head,  # elements between heads of k
+    k_row,  # elements between positions of k
+    v_batch,  # elements between sequences of v
+    v_head,  # elements between heads of v
+    v_row,  # elements between positions of v
+    H: tl.constexpr,  # query heads
+    GROUPS: tl.constexpr,  # query heads that share a key head
+    DIM: tl.constexpr,  # Dh
+    BLOCK_D: tl.constexpr,  # Dh, rounded up to a power of two
+    PRECISION: tl.constexpr,  # `launch_sizes.dot_precision`, for products of float32
+    BLOCK_M: tl.constexpr,  # queries of a tile
+    BLOCK_N: tl.constexpr,  # keys of a tile
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     begin(DEPENDENT, True)
-    # the last rows have the most keys: they start first
+    # The last rows have the most keys: they start first.
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     batch = tl.program_id(1) // H
     head = tl.program_id(1) % H
@@ -248,7 +257,7 @@ def _flash_attention_forward(
     o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     diagonal = first // BLOCK_N * BLOCK_N
     end = tl.minimum(first + BLOCK_M, length)
-    o, highest, total = _attend(  # before the diagonal nothing is masked
+    o, highest, total = _attend(  # Before the diagonal nothing is masked.
         o,
         highest,
         total,
@@ -303,33 +312,33 @@ def _flash_attention_forward(
 
 @triton.jit
 def _flash_attention_backward_queries(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    o_ptr,
-    do_ptr,
-    lse_ptr,
-    d_ptr,
-    dq_ptr,
-    length,
-    scale,
-    factor,
-    q_batch,
-    q_head,
-    q_row,
-    k_batch,
-    k_head,
-    k_row,
-    v_batch,
-    v_head,
-    v_row,
-    H: tl.constexpr,
-    GROUPS: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    q_ptr,  # [B, H, S, Dh], strided
+    k_ptr,  # [B, K, S, Dh], strided
+    v_ptr,  # as k
+    o_ptr,  # [B, S, H, Dh] in memory
+    do_ptr,  # as o: its gradient
+    lse_ptr,  # [B, H, S], float32: l, to base 2
+    d_ptr,  # [B, H, S], float32: sums of o do
+    dq_ptr,  # as o: the gradient of q
+    length,  # S
+    scale,  # c log2(e)
+    factor,  # c
+    q_batch,  # elements between sequences of q
+    q_head,  # elements between heads of q
+    q_row,  # elements between positions of q
+    k_batch,  # elements between sequences of k
+    k_head,  # elements between heads of k
+    k_row,  # elements between positions of k
+    v_batch,  # elements between sequences of v
+    v_head,  # elements between heads of v
+    v_row,  # elements between positions of v
+    H: tl.constexpr,  # query heads
+    GROUPS: tl.constexpr,  # query heads that share a key head
+    DIM: tl.constexpr,  # Dh
+    BLOCK_D: tl.constexpr,  # Dh, rounded up to a power of two
+    PRECISION: tl.constexpr,  # `launch_sizes.dot_precision`, for products of float32
+    BLOCK_M: tl.constexpr,  # queries of a tile
+    BLOCK_N: tl.constexpr,  # keys of a tile
 ):
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     batch = tl.program_id(1) // H
@@ -405,35 +414,35 @@ def _flash_attention_backward_queries(
 
 @triton.jit
 def _flash_attention_backward_keys(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    do_ptr,
-    lse_ptr,
-    d_ptr,
-    dk_ptr,
-    dv_ptr,
-    length,
-    scale,
-    factor,
-    q_batch,
-    q_head,
-    q_row,
-    k_batch,
-    k_head,
-    k_row,
-    v_batch,
-    v_head,
-    v_row,
-    H: tl.constexpr,
-    GROUPS: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    q_ptr,  # [B, H, S, Dh], strided
+    k_ptr,  # [B, K, S, Dh], strided
+    v_ptr,  # as k
+    do_ptr,  # as o: its gradient
+    lse_ptr,  # [B, H, S], float32: l, to base 2
+    d_ptr,  # [B, H, S], float32: sums of o do
+    dk_ptr,  # [B, S, K, Dh] in memory: the gradient of k
+    dv_ptr,  # as dk: the gradient of v
+    length,  # S
+    scale,  # c log2(e)
+    factor,  # c
+    q_batch,  # elements between sequences of q
+    q_head,  # elements between heads of q
+    q_row,  # elements between positions of q
+    k_batch,  # elements between sequences of k
+    k_head,  # elements between heads of k
+    k_row,  # elements between positions of k
+    v_batch,  # elements between sequences of v
+    v_head,  # elements between heads of v
+    v_row,  # elements between positions of v
+    H: tl.constexpr,  # query heads
+    GROUPS: tl.constexpr,  # query heads that share a key head
+    DIM: tl.constexpr,  # Dh
+    BLOCK_D: tl.constexpr,  # Dh, rounded up to a power of two
+    PRECISION: tl.constexpr,  # `launch_sizes.dot_precision`, for products of float32
+    BLOCK_M: tl.constexpr,  # queries of a tile
+    BLOCK_N: tl.constexpr,  # keys of a tile
 ):
-    first = tl.program_id(0) * BLOCK_N  # the first keys have the most queries
+    first = tl.program_id(0) * BLOCK_N  # The first keys have the most queries.
     K: tl.constexpr = H // GROUPS
     batch = tl.program_id(1) // K
     kv_head = tl.program_id(1) % K
@@ -443,7 +452,7 @@ def _flash_attention_backward_keys(
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     diagonal = first // BLOCK_M * BLOCK_M
-    # from here on every query sees every key
+    # From here on every query sees every key.
     clear = tl.minimum((first + BLOCK_N + BLOCK_M - 2) // BLOCK_M * BLOCK_M, length)
     for group in range(GROUPS):
         head = kv_head * GROUPS + group
@@ -528,7 +537,7 @@ def _sizes(q: Tensor, k: Tensor, blocks: TileConfig) -> dict[str, object]:
     }
 
 
-@interpretable
+@checked
 def attend(q: Tensor, k: Tensor, v: Tensor, **launch: bool) -> tuple[Tensor, Tensor]:
     """Attention without autograd, in memory as `attention` says, and l to base 2 [B, H, S] in
     float32.
@@ -544,8 +553,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, **launch: bool) -> tuple[Tensor, Ten
     end = (length - 1) * max(heads * head_dim, q.stride(2), k.stride(2), v.stride(2)) + head_dim
     if batch * heads > MAX_HEADS or end > MAX_OFFSET:
         raise UsageError(
-            f"the attention kernel takes B H to {MAX_HEADS} and heads that end within 2^31 numbers, not {batch * heads} and "
-            f"{end}: switch it off"
+            f"the attention kernel takes B H to {MAX_HEADS} and heads that end within "
+            f"2^31 numbers, not {batch * heads} and {end}: switch it off"
         )
     o = _new(q)
     lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
@@ -627,7 +636,7 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv
 
 
-@interpretable
+@checked
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal softmax attention; query head h reads key/value head h // (H / K).
 
@@ -643,22 +652,26 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             a head of an input or of the result does not end within 2^31 numbers of its beginning.
     """
     if not q.ndim == k.ndim == v.ndim == 4 or not k.shape[1] or not q.shape[3]:
-        shapes = [[*each.shape] for each in (q, k, v)]
+        shapes = [[*x.shape] for x in (q, k, v)]
         raise UsageError(
-            f"attention takes q [B, H, S, Dh], k and v [B, K, S, Dh], with K and Dh at least 1, not {shapes}"
+            "attention takes q [B, H, S, Dh], k and v [B, K, S, Dh], with K and Dh at least 1, "
+            f"not {shapes}"
         )
-    (batch, heads, length, head_dim) = q.shape
+    batch, heads, length, head_dim = q.shape
     kv_heads = k.shape[1]
     if heads % kv_heads or not k.shape == v.shape == (batch, kv_heads, length, head_dim):
         raise UsageError(
-            f"attention of q {[*q.shape]} takes k and v alike but for fewer heads, not {[*k.shape]}, {[*v.shape]}"
+            f"attention of q {[*q.shape]} takes k and v alike but for fewer heads, "
+            f"not {[*k.shape]}, {[*v.shape]}"
         )
     if not q.dtype == k.dtype == v.dtype or q.dtype.itemsize not in (2, 4):
         raise UsageError(
-            f"attention takes q, k and v in one type of 16 or 32 bits, not {q.dtype}, {k.dtype} and {v.dtype}"
+            "attention takes q, k and v in one type of 16 or 32 bits, "
+            f"not {q.dtype}, {k.dtype} and {v.dtype}"
         )
     if head_dim > MAX_HEAD_DIM:
         raise UsageError(
-            f"the attention kernel takes head dimensions to {MAX_HEAD_DIM}, not {head_dim}: switch it off"
+            f"the attention kernel takes head dimensions to {MAX_HEAD_DIM}, not {head_dim}: "
+            "switch it off"
         )
     return _Attention.apply(q, k, v)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from version3_triton.kernels import missing
+from version3_triton.kernels import KERNELS, REFERENCE
 
 from torch import Tensor
 
@@ -14,13 +14,9 @@ def kernel_flops(model: Any, input_ids: Tensor) -> dict[str, int]:
     As counters do for other fused attention, all S x S pairs of query and key count, of which the
     kernels leave out half.
     """
-    if not model.switches["triton-attention"] or missing(input_ids.device):
+    attention = model.operations.attention
+    if attention is not KERNELS.attention or attention is REFERENCE.attention:
         return {"forward": 0, "backward": 0}
-    product = (
-        2
-        * input_ids.numel()
-        * input_ids.shape[1]
-        * model.embed_tokens.embedding_dim
-        * len(model.layers)
-    )
+    pairs = input_ids.numel() * input_ids.shape[1]
+    product = 2 * pairs * model.embed_tokens.embedding_dim * len(model.layers)
     return {"forward": 2 * product, "backward": 7 * product}

@@ -95,24 +95,22 @@ def tile(kernel: str, size: int, device: torch.device) -> Tile:
     return tile_of(LAUNCH[kernel][family()], kernel, size, device)
 
 
-# the power of two and the device's properties would cost the host time at every launch
+# The power of two and the device's properties would cost the host time at every launch.
 @functools.cache
 def tile_of(config: LaunchConfig, kernel: str, size: int, device: torch.device) -> Tile:
     columns = triton.next_power_of_2(size)
     if not kernel.startswith("norm"):
         columns = min(columns, config.elements)
     if kernel == "swiglu" and size % 128 == 0:
-        columns = math.gcd(size, columns)  # no lanes that have nothing to do: 5632 = 11 x 512
+        columns = math.gcd(size, columns)  # No lane has nothing to do: 5632 = 11 x 512.
     least = max(1, min(config.rows, 16 * 32 * config.per_thread // columns))
     rows = 1 if kernel == "cross_entropy" else max(least, config.elements // columns)
-    # two warps spill, at equal speed
+    # Two warps spill, at equal speed.
     per_thread = 32 if kernel == "cross_entropy" and columns <= 1024 else config.per_thread
     warps = min(16, max(1, rows * columns // (32 * per_thread)))
-    multiprocessors = (
-        torch.cuda.get_device_properties(device).multi_processor_count
-        if device.type == "cuda"
-        else 1
-    )
+    multiprocessors = 1
+    if device.type == "cuda":
+        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     return Tile(rows, columns, warps, config.programs * multiprocessors)
 
 
@@ -203,9 +201,11 @@ def family() -> str:
     if torch.version.hip or not torch.cuda.is_available():
         return "hip"
     capability = torch.cuda.get_device_capability()[0]
-    return "sm_90" if capability in (9, 10) else "sm_80" if capability >= 8 else "sm_75"
+    if capability in (9, 10):
+        return "sm_90"
+    return "sm_80" if capability >= 8 else "sm_75"
 
 
 def attention_blocks(kernel: str, head_dim: int, dtype: torch.dtype) -> TileConfig:
-    """Of `forward`, `queries` or `keys`."""
+    """The tile of the kernel `forward`, `queries` or `keys`."""
     return ATTENTION[family(), dtype.itemsize][64 if head_dim <= 64 else 128][kernel]

@@ -3,7 +3,8 @@
 With z = x W^T for a token (x [D], W [V, D]), target t, m = max z and s = sum_v exp(z_v - m), for N
 tokens that count:
 
-    loss = mean (log s - (z_t - m))        dz = (exp(z - m) / s - onehot(t)) / N        dx = dz W        dW = sum dz^T x
+    loss = mean (log s - (z_t - m))        dz = (exp(z - m) / s - onehot(t)) / N
+    dx = dz W                              dW = sum dz^T x
 
 m and log s stay apart: their sum, rounded at the size of the logits, would lose the digits that a
 confident token's loss is made of. A token with target -100 does not count: its dz is 0.
@@ -24,7 +25,7 @@ are best.
 
 from common.precision import adds_in_float32, products_dtype
 from tracepage.errors import UsageError
-from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.checks import checked
 from version3_triton.kernels.launch_sizes import ceil_div, tile
 
 import torch
@@ -35,25 +36,23 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK_ELEMENTS = 1 << 27  # logits of a chunk: 256 MiB in 16 bits
-# the target of a token that does not count, as in F.cross_entropy
-IGNORE_INDEX = tl.constexpr(-100)
-# targets that are counted at a time: more would take registers from all programs
-COUNT = tl.constexpr(512)
+IGNORE_INDEX = tl.constexpr(-100)  # the target of a token that does not count, as in PyTorch
+COUNT = tl.constexpr(512)  # Targets counted at a time: more would take registers from all programs.
 
 
 @triton.jit
 def _linear_cross_entropy_loss_and_gradient(
-    logits_ptr,
-    targets_ptr,
-    negative_losses_ptr,
-    classes_ptr,
-    scale_ptr,
-    first,
-    tokens,
-    vocabulary,
-    row_stride,
-    GRADIENT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    logits_ptr,  # [chunk, V]: z, then N dz
+    targets_ptr,  # [N]
+    negative_losses_ptr,  # [N], float32
+    classes_ptr,  # [N], int64
+    scale_ptr,  # [1], float32: 1 / N
+    first,  # the chunk's first token
+    tokens,  # N, all of them
+    vocabulary,  # V
+    row_stride,  # elements between rows of logits
+    GRADIENT: tl.constexpr,  # whether to write N dz and 1 / N
+    BLOCK: tl.constexpr,  # logits at a time
 ):
     """A program a row: its loss, negated, and p - onehot in place of its logits. The first writes 1
     / N too.
@@ -87,8 +86,8 @@ def _linear_cross_entropy_loss_and_gradient(
             counted = tl.zeros((COUNT,), tl.int32)
             for start in range(0, tokens, COUNT):
                 place = start + tl.arange(0, COUNT)
-                each = tl.load(targets_ptr + place, mask=place < tokens, other=IGNORE_INDEX)
-                counted += (each != IGNORE_INDEX).to(tl.int32)
+                other = tl.load(targets_ptr + place, mask=place < tokens, other=IGNORE_INDEX)
+                counted += (other != IGNORE_INDEX).to(tl.int32)
             tl.store(scale_ptr, 1.0 / tl.maximum(tl.sum(counted, axis=0), 1))
         inverse = tl.where(
             known, 1.0 / normalizer, tl.where(target == IGNORE_INDEX, 0.0, float("nan"))
@@ -115,7 +114,7 @@ def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
             return torch.mm(a, b, out_dtype=torch.float32)
         return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
     with torch.autocast(a.device.type, enabled=False):  # which would make float16 of it again
-        # a sum over tokens that are not yet divided by N can exceed float16
+        # A sum over tokens that is not yet divided by N can exceed float16.
         if a.dtype == torch.float16:
             a = a.float()
             b = b.float()
@@ -132,7 +131,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx, x: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, learn: bool
     ) -> Tensor:
         tokens = targets.numel()
-        (vocabulary, hidden) = weight.shape
+        vocabulary, hidden = weight.shape
         rows = x.reshape(tokens, hidden).to(dtype)
         matrix = weight.to(dtype)
         targets = targets.reshape(tokens).contiguous()
@@ -145,7 +144,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dweight = None
         blocks = tile("cross_entropy", vocabulary, x.device)
         chunks = ceil_div(tokens, max(1, CHUNK_ELEMENTS // vocabulary))
-        chunk = 16 * ceil_div(ceil_div(tokens, chunks), 16)  # alike, and every part aligned
+        chunk = 16 * ceil_div(ceil_div(tokens, chunks), 16)  # Chunks are alike and aligned.
         buffer = rows.new_empty(min(chunk, tokens), vocabulary)
         for start in range(0, tokens, chunk):
             part = slice(start, min(start + chunk, tokens))
@@ -166,7 +165,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             )
             if dx is not None:
                 torch.mm(logits, matrix, out=dx[part])
-                # nothing to add to, and nothing that can overflow
+                # There is nothing to add to, and nothing can overflow.
                 if chunk >= tokens and dtype != torch.float16:
                     dweight = logits.T @ rows
                 else:
@@ -174,7 +173,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if dx is not None:
             ctx.save_for_backward(dx.view(x.shape), dweight, scale)
             ctx.dtypes = x.dtype, weight.dtype
-        # one kernel, which also refuses classes
+        # This is one kernel, which also refuses classes.
         return F.nll_loss(negative_losses, classes, ignore_index=IGNORE_INDEX.value)
 
     @staticmethod
@@ -193,7 +192,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return *gradients, None, None, None
 
 
-@interpretable
+@checked
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Mean over the tokens of -log softmax(x @ weight.T)[target], in nats, float32; nan where no
     token counts.
@@ -209,9 +208,10 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
             nan.
     """
     if weight.ndim != 2 or not weight.numel() or x.shape != (*targets.shape, weight.shape[1]):
-        shapes = [[*each.shape] for each in (x, weight, targets)]
+        shapes = [[*tensor.shape] for tensor in (x, weight, targets)]
         raise UsageError(
-            f"the loss takes x [B, S, D], a weight [V, D] and targets [B, S], V and D at least 1, not {shapes}"
+            "the loss takes x [B, S, D], a weight [V, D] and targets [B, S], V and D at least 1, "
+            f"not {shapes}"
         )
     if not targets.numel():
         raise UsageError("the loss is a mean over tokens, and there are none")

@@ -23,13 +23,11 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean over the tokens of -log softmax(x @ weight.T)[target], in nats, computed in at least
-    float32.
+    """Mean of -log softmax(x @ weight.T)[target] in nats, computed in float32 or wider.
 
-    x [B, S, D], the last hidden states; weight [V, D]; targets [B, S], the tokens that follow, -100
-    for one that does not count.
+    x [B, S, D], the last hidden states; weight [V, D]; targets [B, S], the next tokens. A target of
+    -100 does not count.
     """
     logits = F.linear(x, weight).flatten(0, 1)  # [B S, V]
-    return F.cross_entropy(
-        logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten()
-    )
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return F.cross_entropy(logits.to(dtype), targets.flatten())

@@ -22,7 +22,7 @@ a fixed order, so the same input gives the same bits.
 
 from common.precision import products_dtype
 from tracepage.errors import UsageError
-from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin
 from version3_triton.kernels.launch_sizes import NORM_DWEIGHT, ceil_div, tile
 
@@ -37,21 +37,21 @@ MAX_SIZE = 65536  # a row should stay in registers; one much wider than 4,096 ma
 
 @triton.jit
 def _rms_norm_forward(
-    x_ptr,
-    add_ptr,
-    weight_ptr,
-    sum_ptr,
-    y_ptr,
-    rstd_ptr,
-    copy_ptr,
-    rows,
-    size,
-    eps,
-    ADD: tl.constexpr,
-    COPY: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    x_ptr,  # [N, D]
+    add_ptr,  # [N, D]: what is added to x; or None
+    weight_ptr,  # [D]
+    sum_ptr,  # [N, D]: the sum, rounded to its dtype
+    y_ptr,  # [N, D]: the norm
+    rstd_ptr,  # [N], float32: r
+    copy_ptr,  # [N, D]: the sum in another dtype; or None
+    rows,  # N
+    size,  # D
+    eps,  # added to the mean square
+    ADD: tl.constexpr,  # whether there is something to add
+    COPY: tl.constexpr,  # whether to write the copy
+    ROWS: tl.constexpr,  # rows of a tile
+    BLOCK: tl.constexpr,  # D, rounded up to a power of two
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     begin(DEPENDENT, True)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -63,34 +63,34 @@ def _rms_norm_forward(
         x += tl.load(add_ptr + place, mask=inside, other=0.0).to(tl.float32)
         total = x.to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + place, total, mask=inside)
-        x = total.to(tl.float32)  # what the backward pass will read
+        x = total.to(tl.float32)  # The backward pass will read this.
     rstd = 1 / tl.sqrt(tl.sum(x * x, axis=1) / size + eps)
     weight = tl.load(weight_ptr + column, mask=column < size, other=0.0).to(tl.float32)
     y = x * rstd[:, None] * weight[None, :]
     tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=inside)
-    if COPY:  # of x in another number format
+    if COPY:  # x in another number format
         tl.store(copy_ptr + place, x.to(copy_ptr.dtype.element_ty), mask=inside)
     tl.store(rstd_ptr + row, rstd, mask=row < rows)
 
 
 @triton.jit
 def _rms_norm_backward(
-    x_ptr,
-    weight_ptr,
-    rstd_ptr,
-    dy_ptr,
-    dsum_ptr,
-    dx_ptr,
-    dadd_ptr,
-    by_part_ptr,
-    rows,
-    size,
-    programs,
-    SUM: tl.constexpr,
-    ADD: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    x_ptr,  # [N, D]: what the norm was of
+    weight_ptr,  # [D]
+    rstd_ptr,  # [N], float32: r
+    dy_ptr,  # [N, D]
+    dsum_ptr,  # [N, D]: the sum's own gradient; or None
+    dx_ptr,  # [N, D]
+    dadd_ptr,  # [N, D]: dx in the other addend's dtype; or None
+    by_part_ptr,  # [programs, D], float32: parts of dw
+    rows,  # N
+    size,  # D
+    programs,  # how many there are
+    SUM: tl.constexpr,  # whether the sum has a gradient of its own
+    ADD: tl.constexpr,  # whether to write dx twice
+    ROWS: tl.constexpr,  # rows of a tile
+    BLOCK: tl.constexpr,  # D, rounded up to a power of two
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     begin(DEPENDENT, True)
     program = tl.program_id(0)
@@ -107,7 +107,7 @@ def _rms_norm_backward(
         dy *= rstd
         scaled = dy * weight[None, :]
         mean = (tl.sum(scaled * x, axis=1) / size)[:, None] * rstd * rstd
-        dweight += tl.sum(dy * x, axis=0)  # in this order nothing spills: LOG.md
+        dweight += tl.sum(dy * x, axis=0)  # In this order nothing spills: LOG.md.
         dx = scaled - x * mean
         if SUM:
             dx += tl.load(dsum_ptr + place, mask=inside, other=0.0).to(tl.float32)
@@ -119,13 +119,13 @@ def _rms_norm_backward(
 
 @triton.jit
 def _rms_norm_dweight(
-    by_part_ptr,
-    dweight_ptr,
-    parts,
-    size,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    by_part_ptr,  # [parts, D], float32
+    dweight_ptr,  # [D]
+    parts,  # how many there are
+    size,  # D
+    ROWS: tl.constexpr,  # parts at a time
+    BLOCK: tl.constexpr,  # columns of a program
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     begin(DEPENDENT, True)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -151,20 +151,22 @@ class _AddRMSNorm(torch.autograd.Function):
         size = x.shape[-1] if x.ndim else 0
         if size > MAX_SIZE:
             raise UsageError(
-                f"the norm's kernel takes rows of at most {MAX_SIZE} numbers, not {size}: switch it off"
+                f"the norm's kernel takes rows of at most {MAX_SIZE} numbers, not {size}: "
+                "switch it off"
             )
         if not size or weight.shape != x.shape[-1:] or (add is not None and add.shape != x.shape):
-            shapes = [[*each.shape] for each in (x, add, weight) if each is not None]
+            shapes = [[*tensor.shape] for tensor in (x, add, weight) if tensor is not None]
             raise UsageError(
-                f"the norm's kernel takes [..., D], what is added in the same shape, and a weight [D], D at least 1, not {shapes}"
+                "the norm's kernel takes [..., D], what is added in the same shape, "
+                f"and a weight [D], D at least 1, not {shapes}"
             )
         x = x.contiguous()
         add = None if add is None else add.contiguous()
         weight = weight.contiguous()
         rows = x.numel() // size
-        total = (
-            x if add is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, add.dtype))
-        )
+        total = x
+        if add is not None:
+            total = torch.empty_like(x, dtype=torch.promote_types(x.dtype, add.dtype))
         y = torch.empty_like(x, dtype=dtype)
         rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
         blocks = tile("norm_forward", size, x.device)
@@ -194,16 +196,17 @@ class _AddRMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *gradients: Tensor | None):
         total, weight, rstd = ctx.saved_tensors
-        (x_dtype, add_dtype) = ctx.dtypes
+        x_dtype, add_dtype = ctx.dtypes
         size = total.shape[-1]
         dsum, dy = gradients if add_dtype else (None, *gradients)
-        if dy is None:  # the norm was not used, and if dsum is None nothing was
-            both = (dsum.to(x_dtype), dsum.to(add_dtype)) if dsum is not None else (None, None)
-            return *both, None, None, None
+        if dy is None:  # The norm was not used, and without dsum nothing was.
+            if dsum is None:
+                return None, None, None, None, None
+            return dsum.to(x_dtype), dsum.to(add_dtype), None, None, None
         dx = torch.empty_like(total, dtype=x_dtype)
-        dadd = (
-            torch.empty_like(total, dtype=add_dtype) if add_dtype not in (None, x_dtype) else None
-        )
+        dadd = None
+        if add_dtype not in (None, x_dtype):
+            dadd = torch.empty_like(total, dtype=add_dtype)
         blocks = tile("norm_backward", size, total.device)
         parts = min(blocks.programs, ceil_div(rstd.numel(), blocks.rows))
         dweight = torch.empty_like(weight)
@@ -235,10 +238,12 @@ class _AddRMSNorm(torch.autograd.Function):
             BLOCK=NORM_DWEIGHT.columns,
             num_warps=NORM_DWEIGHT.warps,
         )
-        return dx, (dx if dadd is None else dadd) if add_dtype else None, dweight, None, None
+        if add_dtype and dadd is None:
+            dadd = dx
+        return dx, dadd, dweight, None, None
 
 
-@interpretable
+@checked
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """weight * x / sqrt(mean(x^2) + eps), the mean over the last dimension, computed in float32.
 
@@ -254,13 +259,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Raises:
         UsageError: D is larger or 0, or the shapes differ.
     """
-    (y,) = _AddRMSNorm.apply(
-        x, None, weight, eps, products_dtype(x, torch.promote_types(x.dtype, weight.dtype))
-    )
+    dtype = products_dtype(x, torch.promote_types(x.dtype, weight.dtype))
+    (y,) = _AddRMSNorm.apply(x, None, weight, eps, dtype)
     return y
 
 
-@interpretable
+@checked
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x + residual, and `rms_norm` of that sum, in one pass; shapes, types and errors as there."""
     wide = torch.promote_types(torch.promote_types(x.dtype, residual.dtype), weight.dtype)

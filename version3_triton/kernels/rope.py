@@ -13,7 +13,7 @@ them.
 """
 
 from tracepage.errors import UsageError
-from version3_triton.kernels.checks import interpretable, refuse_odd
+from version3_triton.kernels.checks import checked, refuse_odd
 from version3_triton.kernels.launch_sizes import ceil_div, tile
 
 import torch
@@ -25,21 +25,21 @@ from torch.autograd.function import once_differentiable
 
 @triton.jit
 def _rotate(
-    x_ptr,
-    y_ptr,
-    cos_ptr,
-    sin_ptr,
-    program,
-    rows,
-    length,
-    batch_stride,
-    head_stride,
-    position_stride,
-    HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    SIGN: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    x_ptr,  # [B, HEADS, S, Dh], strided
+    y_ptr,  # [B, S, HEADS, Dh] in memory
+    cos_ptr,  # [S_max, Dh]
+    sin_ptr,  # [S_max, Dh]
+    program,  # the number of the tile
+    rows,  # B S HEADS
+    length,  # S
+    batch_stride,  # elements between sequences of x
+    head_stride,  # elements between heads
+    position_stride,  # elements between positions
+    HEADS: tl.constexpr,  # H or K
+    HALF: tl.constexpr,  # Dh / 2
+    SIGN: tl.constexpr,  # 1 forward, -1 backward
+    ROWS: tl.constexpr,  # heads of a tile
+    BLOCK: tl.constexpr,  # Dh / 2, rounded up to a power of two
 ):
     """Turns ROWS heads; row = (b S + s) HEADS + h."""
     row = program.to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -64,27 +64,27 @@ def _rotate(
 
 @triton.jit
 def _rope_forward(
-    q_ptr,
-    k_ptr,
-    q_out_ptr,
-    k_out_ptr,
-    cos_ptr,
-    sin_ptr,
-    tokens,
-    length,
-    q_programs,
-    q_batch,
-    q_head,
-    q_position,
-    k_batch,
-    k_head,
-    k_position,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    HALF: tl.constexpr,
-    SIGN: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    q_ptr,  # [B, H, S, Dh], strided
+    k_ptr,  # [B, K, S, Dh], strided
+    q_out_ptr,  # [B, S, H, Dh] in memory
+    k_out_ptr,  # [B, S, K, Dh] in memory
+    cos_ptr,  # [S_max, Dh]
+    sin_ptr,  # [S_max, Dh]
+    tokens,  # B S
+    length,  # S
+    q_programs,  # programs that turn q
+    q_batch,  # elements between sequences of q
+    q_head,  # elements between heads of q
+    q_position,  # elements between positions of q
+    k_batch,  # elements between sequences of k
+    k_head,  # elements between heads of k
+    k_position,  # elements between positions of k
+    H: tl.constexpr,  # query heads
+    K: tl.constexpr,  # key heads
+    HALF: tl.constexpr,  # Dh / 2
+    SIGN: tl.constexpr,  # 1 forward, -1 backward
+    ROWS: tl.constexpr,  # heads of a tile
+    BLOCK: tl.constexpr,  # Dh / 2, rounded up to a power of two
 ):
     """The first q_programs programs turn q, the others k. SIGN is 1 forward and -1 backward."""
     program = tl.program_id(0)
@@ -171,7 +171,7 @@ class _Rope(torch.autograd.Function):
         return *_turn(dq, dk, cos, sin, -1), None, None
 
 
-@interpretable
+@checked
 def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotates queries and keys by their positions, computed in float32.
 
@@ -188,9 +188,10 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
     """
     known = q.ndim == k.ndim == 4 and cos.ndim == 2 and cos.shape == sin.shape
     if not known or q.shape[::2] != k.shape[::2] or not q.shape[3] == k.shape[3] == cos.shape[1]:
-        shapes = [[*each.shape] for each in (q, k, cos, sin)]
+        shapes = [[*x.shape] for x in (q, k, cos, sin)]
         raise UsageError(
-            f"RoPE takes q and k alike but for their heads, and two tables [S_max, Dh], not {shapes}"
+            "RoPE takes q and k alike but for their heads, and two tables [S_max, Dh], "
+            f"not {shapes}"
         )
     refuse_odd(q.shape[3])
     if q.shape[2] > cos.shape[0]:

@@ -12,7 +12,7 @@ read and write neighbouring memory.
 """
 
 from tracepage.errors import UsageError
-from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.checks import checked
 from version3_triton.kernels.launch_sizes import ceil_div, tile
 
 import torch
@@ -24,15 +24,15 @@ from torch.autograd.function import once_differentiable
 
 @triton.jit
 def _swiglu_forward(
-    gate_ptr,
-    up_ptr,
-    y_ptr,
-    rows,
-    size,
-    gate_stride,
-    up_stride,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    gate_ptr,  # [rows, F], rows strided
+    up_ptr,  # [rows, F], rows strided
+    y_ptr,  # [rows, F]
+    rows,  # B S
+    size,  # F
+    gate_stride,  # elements between rows
+    up_stride,  # the same
+    ROWS: tl.constexpr,  # rows of a tile
+    BLOCK: tl.constexpr,  # columns of a tile
 ):
     parts = tl.cdiv(size, BLOCK)
     row = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -52,17 +52,17 @@ def _swiglu_forward(
 
 @triton.jit
 def _swiglu_backward(
-    gate_ptr,
-    up_ptr,
-    dy_ptr,
-    dgate_ptr,
-    dup_ptr,
-    rows,
-    size,
-    gate_stride,
-    up_stride,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    gate_ptr,  # [rows, F], rows strided
+    up_ptr,  # [rows, F], rows strided
+    dy_ptr,  # [rows, F]
+    dgate_ptr,  # [rows, F]
+    dup_ptr,  # [rows, F]
+    rows,  # B S
+    size,  # F
+    gate_stride,  # elements between rows
+    up_stride,  # the same
+    ROWS: tl.constexpr,  # rows of a tile
+    BLOCK: tl.constexpr,  # columns of a tile
 ):
     parts = tl.cdiv(size, BLOCK)
     row = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -87,33 +87,32 @@ def _rows(x: Tensor) -> Tensor:
     return (x if x.stride(-1) == 1 else x.contiguous()).reshape(-1, x.shape[-1])
 
 
-def _launch(kernel, rows: int, size: int, device: torch.device, *arguments) -> None:
-    blocks = tile("swiglu", size, device)
+def _launch(kernel, gate: Tensor, up: Tensor, *tensors: Tensor) -> None:
+    """Launches a kernel on gate and up [rows, F] and its other tensors."""
+    rows, size = gate.shape
+    blocks = tile("swiglu", size, gate.device)
     programs = ceil_div(rows, blocks.rows) * ceil_div(size, blocks.columns)
-    kernel[programs,](*arguments, ROWS=blocks.rows, BLOCK=blocks.columns, num_warps=blocks.warps)
+    kernel[programs,](
+        gate,
+        up,
+        *tensors,
+        rows,
+        size,
+        gate.stride(0),
+        up.stride(0),
+        ROWS=blocks.rows,
+        BLOCK=blocks.columns,
+        num_warps=blocks.warps,
+    )
 
 
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate: Tensor, up: Tensor) -> Tensor:
-        shape = gate.shape
+        y = gate.new_empty(gate.shape)
         gate = _rows(gate)
         up = _rows(up)
-        rows, size = gate.shape
-        y = gate.new_empty(shape)
-        _launch(
-            _swiglu_forward,
-            rows,
-            size,
-            gate.device,
-            gate,
-            up,
-            y,
-            rows,
-            size,
-            gate.stride(0),
-            up.stride(0),
-        )
+        _launch(_swiglu_forward, gate, up, y)
         ctx.save_for_backward(gate, up)
         return y
 
@@ -121,28 +120,13 @@ class _SwiGLU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dy: Tensor):
         gate, up = ctx.saved_tensors
-        rows, size = gate.shape
         dgate = gate.new_empty(dy.shape)
         dup = up.new_empty(dy.shape)
-        _launch(
-            _swiglu_backward,
-            rows,
-            size,
-            gate.device,
-            gate,
-            up,
-            dy.contiguous(),
-            dgate,
-            dup,
-            rows,
-            size,
-            gate.stride(0),
-            up.stride(0),
-        )
+        _launch(_swiglu_backward, gate, up, dy.contiguous(), dgate, dup)
         return dgate, dup
 
 
-@interpretable
+@checked
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, computed in float32; all [..., F] in one type.
 
@@ -152,8 +136,8 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     if not gate.ndim or not gate.shape[-1]:
         raise UsageError(f"the SwiGLU kernel takes [..., F] with F at least 1, not {[*gate.shape]}")
     if gate.shape != up.shape or gate.dtype != up.dtype:
-        what = [f"{[*each.shape]} {each.dtype}" for each in (gate, up)]
         raise UsageError(
-            f"the SwiGLU kernel takes gate and up of one shape and type, not {what[0]} and {what[1]}"
+            "the SwiGLU kernel takes gate and up of one shape and type, "
+            f"not {[*gate.shape]} {gate.dtype} and {[*up.shape]} {up.dtype}"
         )
     return _SwiGLU.apply(gate, up)

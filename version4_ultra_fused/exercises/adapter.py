@@ -40,24 +40,12 @@ def _launch(
     outputs: tuple[Tensor, ...],
     *inputs: Tensor,
 ) -> None:
-    (M, K) = x.shape
+    M, K = x.shape
     N = w.shape[0]
     grid = (triton.cdiv(M, tile.BM), triton.cdiv(N, tile.BN))
-    inputs = tuple(each.contiguous() for each in inputs)
-    exercises.launch(
-        kernel,
-        grid,
-        outputs,
-        x.contiguous(),
-        w,
-        *inputs,
-        *outputs,
-        M,
-        N,
-        K,
-        *w.stride(),
-        **tile._asdict(),
-    )
+    tensors = (x.contiguous(), w, *(tensor.contiguous() for tensor in inputs), *outputs)
+    sizes = (M, N, K, *w.stride())
+    exercises.launch(kernel, grid, outputs, *tensors, *sizes, **tile._asdict())
 
 
 def launch_matmul(kernel: KernelInterface, x: Tensor, w: Tensor, tile: Tile) -> Tensor:

@@ -27,7 +27,7 @@ from version4_ultra_fused.memory.optimizer import MasterAdamW
 import torch
 from torch import Tensor
 
-# kernels a layer that bf16 does not have: three of x, three of gradients, four of weights
+# The kernels of a layer that bf16 does not have: three of x, three of gradients, four of weights.
 CASTS = 10
 SMALL = ModelConfig(
     vocab_size=64,
@@ -89,8 +89,8 @@ def losses(scale_error: int, fp8: bool = True) -> list[float]:
         optimizer.scales.most /= 2.0**scale_error
     step = v4.make_step(model, optimizer, Precision(device, torch.bfloat16))
     batches = data.Batches(data.markov(SMALL.vocab_size, 0), (BATCH, LENGTH, STEPS), 0, device)
-    found: list[Tensor] = [step(batches[i]) for i in range(STEPS)]
-    return [loss.item() for loss in found]
+    tensors: list[Tensor] = [step(batches[i]) for i in range(STEPS)]
+    return [loss.item() for loss in tensors]
 
 
 def main() -> None:
@@ -112,15 +112,11 @@ def main() -> None:
     if options.scale_error is None:
         print(forecast(options.gpu))
         return
-    runs = {"bf16": losses(0, fp8=False)} | {
-        f"FP8, scales x 2^{error}": losses(error) for error in options.scale_error
-    }
-    print(
-        tables.text(
-            ["products", "loss 1", f"loss {STEPS}"],
-            [[name, found[0], found[-1]] for name, found in runs.items()],
-        )
-    )
+    runs = {"bf16": losses(0, fp8=False)}
+    for error in options.scale_error:
+        runs[f"FP8, scales x 2^{error}"] = losses(error)
+    rows = [[name, values[0], values[-1]] for name, values in runs.items()]
+    print(tables.text(["products", "loss 1", f"loss {STEPS}"], rows))
 
 
 if __name__ == "__main__":

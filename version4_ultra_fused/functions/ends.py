@@ -7,7 +7,7 @@ the embedding's last.
 
 from common.precision import products_dtype
 from common.spans import span
-from version4_ultra_fused import kernels
+from version4_ultra_fused.functions import norm_gradients
 from version4_ultra_fused.memory.memory_plan import MemoryPlan, saved
 
 import torch
@@ -33,14 +33,16 @@ class EmbeddingFunction(torch.autograd.Function):
         def sort() -> None:
             ctx.sorted = ids.sort(stable=True)  # the ids and their order
 
-        if gradient:
-            plan.at_the_loss(sort, ids)
+        if gradient and plan.buffers.gradient:
+            plan.schedule.at_the_loss(sort, ids)
+        elif gradient:
+            sort()
         return weight.index_select(0, ids)
 
     @staticmethod
     @once_differentiable
     @span("embed")
-    def backward(ctx, dx: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
+    def backward(ctx, dx: Tensor):  # type: ignore[override]
         return ctx.plan.embedding_gradient(ctx.weight, *ctx.sorted, dx), None, None, None
 
 
@@ -59,29 +61,30 @@ class LossFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, branch, targets: Tensor, model, *weights: Tensor) -> Tensor:
-        (norm_weight, head) = weights
+        norm_weight, head = weights
         plan = model.plan
-        plan.run_waiting()
-        weight = plan.weight(head, products_dtype(x))
-        _, y, norm = kernels.add_norm(x, branch, norm_weight, model.norm.eps, weight.dtype)
+        operations = plan.operations
+        plan.schedule.run_waiting()
+        weight = plan.buffers.weight(head, products_dtype(x))
+        _, y, norm = operations.add_norm(x, branch, norm_weight, model.norm.eps, weight.dtype)
         logits = y @ weight.T  # [N, V]
         ctx.saved = (y, norm, logits)
         ctx.head = head
         ctx.plan = plan
         ctx.one = model.one
-        # logits become their gradient
-        return kernels.cross_entropy(logits, targets, any(ctx.needs_input_grad))
+        # The logits become their gradient.
+        return operations.cross_entropy(logits, targets, any(ctx.needs_input_grad))
 
     @staticmethod
     @once_differentiable
     @span("loss")
-    def backward(ctx, dloss: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (y, norm, dlogits) = saved(ctx)
+    def backward(ctx, dloss: Tensor):  # type: ignore[override]
+        y, norm, dlogits = saved(ctx)
         head = ctx.head
         plan = ctx.plan
         if dloss is not ctx.one:
             dlogits = dlogits * dloss
         dhead = plan.matrix_gradient(head, dlogits, y)
-        dy = dlogits @ plan.weight(head, dlogits.dtype)
-        dx, dbranch, dnorm = plan.norm_backward(dy, None, norm, ctx.needs_input_grad)
-        return dx, dbranch, None, None, dnorm, dhead
+        dy = dlogits @ plan.buffers.weight(head, dlogits.dtype)
+        dx, dprevious, dnorm = norm_gradients.of_norm(ctx, plan, dy, None, norm)
+        return dx, dprevious, None, None, dnorm, dhead

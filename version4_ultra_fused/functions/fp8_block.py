@@ -6,12 +6,9 @@ The residual stream, the norms, attention, the embedding, the head and the maste
 e5m2, which has a wider range. Their scales are those of `kernels/fp8/scales.py`.
 """
 
-from common import device as devices
-from common.options import Options
 from common.spans import span
-from tracepage.errors import UsageError
-from version4_ultra_fused import kernels
-from version4_ultra_fused.kernels.attention import CausalAttention, refuse_fa4
+from version4_ultra_fused.functions import norm_gradients
+from version4_ultra_fused.kernels.attention import CausalAttention
 from version4_ultra_fused.kernels.fp8.scales import GRADIENT, WEIGHT, X
 from version4_ultra_fused.kernels.reference import Slot
 from version4_ultra_fused.memory.memory_plan import MemoryPlan, saved, without_gradient
@@ -19,43 +16,6 @@ from version4_ultra_fused.memory.memory_plan import MemoryPlan, saved, without_g
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-
-def checked(options: Options) -> Options:
-    """The options; raises UsageError, with the reason, where they ask for recomputation, or for FP8
-    where it cannot run.
-    """
-    if options.checkpoint_activations != "none":
-        raise UsageError(
-            "--checkpoint-activations: its blocks have a backward pass of their own, which recomputes already"
-        )
-    if options.switches["fa4"]:
-        refuse_fa4(options)
-    if options.switches["fp8"] and (reason := _reason(options)):
-        raise UsageError(f"--enable-fp8: {reason}")
-    return options
-
-
-def _reason(options: Options) -> str | None:
-    device = devices.select(options.device)
-    model = options.model
-    if device.type != "cuda":
-        return "products in FP8 need a GPU"
-    name = (
-        torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
-        if torch.version.hip
-        else ""
-    )
-    if name not in ("gfx942", "gfx950") and (
-        torch.version.hip or torch.cuda.get_device_capability(device) < (8, 9)
-    ):
-        return f"{torch.cuda.get_device_name(device)} has no products in FP8"
-    if not options.use_amp or options.amp_dtype == "float16" or not options.switches["memory-plan"]:
-        return "it needs --use-amp in bfloat16, for what is not in FP8, and the memory plan"
-    widths = model.hidden_size, model.intermediate_size, model.num_key_value_heads * model.head_dim
-    if any(width % 16 for width in widths) or options.batch_size * options.seq_len % 16:
-        return "widths and the number of tokens in a batch must be multiples of 16"
-    return None
 
 
 class Product:
@@ -66,6 +26,7 @@ class Product:
     def __init__(self, plan: MemoryPlan, parameter: Tensor) -> None:
         assert plan.scales
         self.plan = plan
+        self.operations = plan.operations
         self.parameter = parameter
         self.x, self.weight, self.gradient = (
             plan.scales.slot(parameter, which) for which in (X, WEIGHT, GRADIENT)
@@ -73,28 +34,28 @@ class Product:
 
     def forward(self, x: Tensor) -> Tensor:
         """x [N, I] -> x W^T [N, O]."""
-        return self.forward_stored(*kernels.quantize(x, self.x))
+        return self.forward_stored(*self.operations.quantize(x, self.x))
 
     def forward_stored(self, rows: Tensor, columns: Tensor) -> Tensor:
         """The same of an x that is in FP8, by rows and transposed."""
-        weight, self.weight_columns = kernels.quantize(
-            self.plan.weight(self.parameter, torch.bfloat16), self.weight
+        weight, self.weight_columns = self.operations.quantize(
+            self.plan.buffers.weight(self.parameter, torch.bfloat16), self.weight
         )
         self.x_columns = columns
         return self._multiply(rows, weight, self.x, self.weight, fast=True)
 
     def backward(self, dy: Tensor) -> Tensor:
         """dy [N, O] -> the gradient of x [N, I]; that of W goes to the plan."""
-        return self.backward_stored(*kernels.quantize(dy, self.gradient))
+        return self.backward_stored(*self.operations.quantize(dy, self.gradient))
 
     def backward_stored(self, rows: Tensor, columns: Tensor) -> Tensor:
-        out = self.plan.gradient[self.parameter]
+        out = self.plan.buffers.gradient[self.parameter]
         x = self.x_columns
 
         def write() -> None:
             self._multiply(columns, x, self.gradient, self.x, out=out)
 
-        self.plan.on_products_stream(self.parameter, write, columns, x)
+        self.plan.schedule.on_products(self.parameter, write, columns, x)
         return self._multiply(rows, self.weight_columns, self.gradient, self.weight)
 
     @staticmethod
@@ -109,7 +70,6 @@ class Product:
         """a [M, K] b [N, K]^T in bfloat16; fast: with sums of about 14 bits in the tensor cores,
         not float32.
         """
-        given = {} if out is None else {"out": out}
         return torch._scaled_mm(
             a,
             b.T,
@@ -117,7 +77,7 @@ class Product:
             scale_b=b_slot.scale,
             out_dtype=torch.bfloat16,
             use_fast_accum=fast,
-            **given,
+            **({} if out is None else {"out": out}),
         )
 
 
@@ -126,19 +86,18 @@ class FP8AttentionFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, branch, block, shared, *weights: Tensor):
-        (norm_weight, qkv, output) = weights
+        norm_weight, qkv, output = weights
         plan = shared.plan
+        operations = plan.operations
         attn = block.self_attn
         with span("norm"):
-            x, y, norm = kernels.add_norm(
-                x, branch, norm_weight, block.input_layernorm.eps, torch.bfloat16
-            )
+            x, y, norm = operations.add_norm(x, branch, norm_weight, shared.eps, torch.bfloat16)
         with span("attention"):
             into = Product(plan, qkv)
             out_of = Product(plan, output)
             with span("qkv_projection"):
-                packed = kernels.rotate(into.forward(y), shared.rope, attn.rotated)
-            attended = CausalAttention(packed, shared.rope, attn.heads, shared.switches)
+                packed = operations.rotate(into.forward(y), shared.rope, attn.rotated)
+            attended = CausalAttention(packed, shared.rope, attn.heads, shared.switches, operations)
             ctx.saved = (norm, attended, into, out_of)
             ctx.block = block
             ctx.plan = plan
@@ -148,13 +107,12 @@ class FP8AttentionFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @span("attention")
-    def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (norm, attended, into, out_of) = saved(ctx)
-        plan = ctx.plan
+    def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]
+        norm, attended, into, out_of = saved(ctx)
         dy = into.backward(attended.gradient(out_of.backward(dbranch))[0])
-        dx, dbranch, dnorm = plan.norm_backward(dy, dbranch, norm, ctx.needs_input_grad)
-        plan.block_done(ctx.block)
-        return dx, dbranch, None, None, dnorm, None, None
+        dx, dprevious, dnorm = norm_gradients.of_norm(ctx, ctx.plan, dy, dbranch, norm)
+        ctx.plan.block_done(ctx.block)
+        return dx, dprevious, None, None, dnorm, None, None
 
 
 class FP8FeedForwardFunction(torch.autograd.Function):
@@ -162,19 +120,18 @@ class FP8FeedForwardFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, branch, block, shared, *weights: Tensor):
-        (norm_weight, gate_up, down) = weights
+        norm_weight, gate_up, down = weights
         plan = shared.plan
+        operations = plan.operations
         with span("norm"):
-            x, y, norm = kernels.add_norm(
-                x, branch, norm_weight, block.post_attention_layernorm.eps, torch.bfloat16
-            )
+            x, y, norm = operations.add_norm(x, branch, norm_weight, shared.eps, torch.bfloat16)
         with span("mlp"):
             into = Product(plan, gate_up)
             out_of = Product(plan, down)
             with span("gate_up"):
                 gates = into.forward(y)  # [N, 2 F]
             with span("activation"):
-                hidden = kernels.swiglu_quantized(gates, out_of.x)
+                hidden = operations.swiglu_quantized(gates, out_of.x)
             ctx.saved = (norm, gates, into, out_of)
             ctx.plan = plan
             with span("down"):
@@ -183,13 +140,15 @@ class FP8FeedForwardFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @span("mlp")
-    def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]  # PyTorch: any number of gradients
-        (norm, gates, into, out_of) = saved(ctx)
-        plan = ctx.plan
-        dgates = kernels.swiglu_backward_quantized(out_of.backward(dbranch), gates, into.gradient)
+    def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]
+        norm, gates, into, out_of = saved(ctx)
+        operations = ctx.plan.operations
+        dgates = operations.swiglu_backward_quantized(
+            out_of.backward(dbranch), gates, into.gradient
+        )
         dy = into.backward_stored(*dgates)
-        dx, dbranch, dnorm = plan.norm_backward(dy, dbranch, norm, ctx.needs_input_grad)
-        return dx, dbranch, None, None, dnorm, None, None
+        dx, dprevious, dnorm = norm_gradients.of_norm(ctx, ctx.plan, dy, dbranch, norm)
+        return dx, dprevious, None, None, dnorm, None, None
 
 
 FUNCTIONS = FP8AttentionFunction, FP8FeedForwardFunction

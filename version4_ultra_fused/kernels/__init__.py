@@ -1,5 +1,5 @@
-"""The operations of Version 4 without autograd, as plain functions: a Triton kernel each, or the
-same in PyTorch.
+"""The operations of Version 4 without autograd, in one table: a Triton kernel each, or the same in
+PyTorch.
 
 A block's backward pass is written by hand (`tiny_llama_v4.py`), so each operation and its gradient
 are functions of their own. `reference.py` holds PyTorch's form of each, for float64 and where no
@@ -8,15 +8,60 @@ autograd for the gradient.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
-from common.spans import span
-from version3_triton.kernels import LOADED, operation
+from common import device as devices
+from common.options import Options, Switches
+from tracepage.errors import UsageError
+from version3_triton import kernels as version3
+from version3_triton.kernels import LOADED, missing
 from version4_ultra_fused.kernels import reference
+from version4_ultra_fused.kernels.reference import Norm
 
-KERNELS: dict[str, Callable] = {}
+from torch import Tensor
+
+
+class Operations(NamedTuple):
+    """The functions that a model calls, with the signatures of `reference`."""
+
+    add_norm: Callable[..., tuple[Tensor, Tensor, Norm]]
+    add_norm_backward: Callable[..., tuple[Tensor, Tensor]]
+    product_norm_backward: Callable[..., tuple[Tensor, Tensor]]
+    sum_parts: Callable[..., None]
+    qkv_rope: Callable[..., Tensor]
+    rotate: Callable[..., Tensor]
+    rotate_back: Callable[..., Tensor]
+    gate_up_swiglu: Callable[..., tuple[Tensor, Tensor]]
+    swiglu_backward: Callable[..., tuple[Tensor, Tensor | None]]
+    cross_entropy: Callable[..., Tensor]
+    add_embedding_gradient: Callable[..., None]
+    adamw: Callable[..., None]
+    quantize: Callable[..., tuple[Tensor, Tensor]]  # This and the following are for FP8.
+    swiglu_quantized: Callable[..., tuple[Tensor, Tensor]]
+    swiglu_backward_quantized: Callable[..., tuple[Tensor, Tensor]]
+
+
+REFERENCE = Operations(
+    add_norm=reference.add_norm,
+    add_norm_backward=reference.add_norm_backward,
+    product_norm_backward=reference.product_norm_backward,
+    sum_parts=reference.sum_parts,
+    qkv_rope=reference.qkv_rope,
+    rotate=reference.rotate,
+    rotate_back=reference.rotate_back,
+    gate_up_swiglu=reference.gate_up_swiglu,
+    swiglu_backward=reference.swiglu_backward,
+    cross_entropy=reference.cross_entropy,
+    add_embedding_gradient=reference.add_embedding_gradient,
+    adamw=reference.adamw,
+    quantize=reference.quantize,
+    swiglu_quantized=reference.swiglu_quantized,
+    swiglu_backward_quantized=reference.swiglu_backward_quantized,
+)
+KERNELS = REFERENCE
 if LOADED:
-    from version4_ultra_fused.kernels import adamw as _adamw
-    from version4_ultra_fused.kernels import cross_entropy as _loss
+    from version4_ultra_fused.kernels import adamw as update
+    from version4_ultra_fused.kernels import cross_entropy as loss
     from version4_ultra_fused.kernels import (
         elementwise,
         embedding,
@@ -26,37 +71,56 @@ if LOADED:
     )
     from version4_ultra_fused.kernels.fp8 import casts
 
-    KERNELS = {
-        "add_norm": norm.add_norm,
-        "add_norm_backward": norm.add_norm_backward,
-        "sum_parts": norm.sum_parts,
-        "qkv_rope": matmul.qkv_rope,
-        "rotate_back": elementwise.rotate_back,
-        "gate_up_swiglu": matmul.gate_up_swiglu,
-        "swiglu_backward": elementwise.swiglu_backward,
-        "cross_entropy": _loss.cross_entropy,
-        "product_norm_backward": matmul_norm_backward.product_norm_backward,
-        "add_embedding_gradient": embedding.add_embedding_gradient,
-        "adamw": _adamw.adamw,
-        "rotate": elementwise.rotate,
-        "quantize": casts.quantize,
-        "swiglu_quantized": casts.swiglu_quantized,
-        "swiglu_backward_quantized": casts.swiglu_backward_quantized,
-    }
+    KERNELS = Operations(
+        add_norm=norm.add_norm,
+        add_norm_backward=norm.add_norm_backward,
+        product_norm_backward=matmul_norm_backward.product_norm_backward,
+        sum_parts=norm.sum_parts,
+        qkv_rope=matmul.qkv_rope,
+        rotate=elementwise.rotate,
+        rotate_back=elementwise.rotate_back,
+        gate_up_swiglu=matmul.gate_up_swiglu,
+        swiglu_backward=elementwise.swiglu_backward,
+        cross_entropy=loss.cross_entropy,
+        add_embedding_gradient=embedding.add_embedding_gradient,
+        adamw=update.adamw,
+        quantize=casts.quantize,
+        swiglu_quantized=casts.swiglu_quantized,
+        swiglu_backward_quantized=casts.swiglu_backward_quantized,
+    )
 
 
-add_norm = operation(reference.add_norm, KERNELS)
-add_norm_backward = operation(reference.add_norm_backward, KERNELS)
-product_norm_backward = operation(reference.product_norm_backward, KERNELS)
-sum_parts = operation(reference.sum_parts, KERNELS)
-qkv_rope = span("qkv_projection")(operation(reference.qkv_rope, KERNELS))
-rotate_back = operation(reference.rotate_back, KERNELS)
-gate_up_swiglu = span("gate_up")(operation(reference.gate_up_swiglu, KERNELS))
-swiglu_backward = operation(reference.swiglu_backward, KERNELS)
-cross_entropy = operation(reference.cross_entropy, KERNELS)
-add_embedding_gradient = operation(reference.add_embedding_gradient, KERNELS)
-adamw = operation(reference.adamw, KERNELS)
-rotate = operation(reference.rotate, KERNELS)  # this and the following for products in FP8
-quantize = operation(reference.quantize, KERNELS)
-swiglu_quantized = operation(reference.swiglu_quantized, KERNELS)
-swiglu_backward_quantized = operation(reference.swiglu_backward_quantized, KERNELS)
+def choose(switches: Switches) -> Operations:
+    """The table of a model: kernels, or REFERENCE where none can run.
+
+    A model in float64 is made with REFERENCE.
+    """
+    absent = "no-kernels" in switches or missing(devices.select("auto"))
+    return REFERENCE if absent else KERNELS
+
+
+def available(options: Options) -> dict[str, bool | str]:
+    """The options' switches as they can be on its device, as Version 3's `available`.
+
+    Raises:
+        UsageError: for recomputation, or for FP8 or FlashAttention-4 where it cannot run.
+    """
+    if options.checkpoint_activations != "none":
+        raise UsageError(
+            "--checkpoint-activations: its blocks have a backward pass of their own, "
+            "which recomputes already"
+        )
+    if options.switches["fa4"]:
+        from version4_ultra_fused.kernels.attention import refuse_fa4
+
+        refuse_fa4(options)
+    if options.switches["fp8"]:
+        from version4_ultra_fused.kernels.fp8.scales import refuse_fp8
+
+        refuse_fp8(options)
+    switches = version3.available(options)
+    # The memory plan needs no kernels, so it stays on where there are none.
+    switches["memory-plan"] = options.switches["memory-plan"]
+    if not switches["memory-plan"]:
+        switches |= {"side-stream": False, "early-update": False}
+    return switches

@@ -12,7 +12,7 @@ It moves 28 bytes a parameter where there is a working copy in 16 bits: it reads
 
 import math
 
-from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
 
@@ -25,25 +25,25 @@ BLOCK = 1024
 
 @triton.jit
 def _adamw(
-    w_ptr,
-    m_ptr,
-    v_ptr,
-    g_ptr,
-    copy_ptr,
-    step_ptr,
-    size,
-    lr,
-    blend1,
-    blend2,
-    log_beta1,
-    log_beta2,
-    eps,
-    decay,
-    scale,
-    RATE_ON_DEVICE: tl.constexpr,
-    COPY: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    w_ptr,  # [P], float32
+    m_ptr,  # [P], float32
+    v_ptr,  # [P], float32
+    g_ptr,  # [P]: the gradient
+    copy_ptr,  # [P]: the working weights; or None
+    step_ptr,  # one float32 element: t
+    size,  # P
+    lr,  # a number, or one float32 element
+    blend1,  # 1 - beta1
+    blend2,  # 1 - beta2
+    log_beta1,  # to base 2
+    log_beta2,  # to base 2
+    eps,  # added to the root
+    decay,  # d
+    scale,  # a factor of the gradient
+    RATE_ON_DEVICE: tl.constexpr,  # whether lr is an element
+    COPY: tl.constexpr,  # whether to write the working weights
+    BLOCK: tl.constexpr,  # elements of a program
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     begin(DEPENDENT)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -67,7 +67,7 @@ def _adamw(
         tl.store(copy_ptr + place, w.to(copy_ptr.dtype.element_ty), mask=inside)
 
 
-@interpretable
+@checked
 def adamw(
     weight: Tensor,
     moments: tuple[Tensor, Tensor],

@@ -1,7 +1,7 @@
 """Causal attention on packed q, k and v, and its gradient before RoPE, in four forms.
 
-    S at most 128, Dh at most 64    with the sizes of `sm_90` and in 16 bits: Version 3's forward kernel, and one
-                                    for the whole gradient (`short_attention.py`)
+    S at most 128, Dh at most 64    with the sizes of `sm_90` and in 16 bits: Version 3's forward
+                                    kernel, and one for the whole gradient (`short_attention.py`)
     S from 1,024, if asked for      FlashAttention-4 (arXiv:2603.05451), of the package flash-attn-4
     S at most 256, or else exact    Version 3's kernels
     longer                          PyTorch's fused attention, which on Hopper is cuDNN's
@@ -9,10 +9,10 @@
 Measured on an H200 in bf16, forward and backward with RoPE's gradient, in us (LOG.md has the
 table):
 
-    S, Dh, H of K heads      128, 32, 8 of 8    128, 64, 8 of 4    512, 128, 8 of 4    2048, 64, 32 of 4
-    one backward kernel      8.6                16                 -                   -
-    Version 3's kernels      14                 20                 201                 994
-    cuDNN                    23                 29                 184                 768
+    S, Dh, H of K heads    128, 32, 8 of 8   128, 64, 8 of 4   512, 128, 8 of 4   2048, 64, 32 of 4
+    one backward kernel    8.6               16                -                  -
+    Version 3's kernels    14                20                201                994
+    cuDNN                  23                29                184                768
 
 cuDNN adds parts of dq in any order, so its gradients can differ in their last bits from run to run.
 So do those of FlashAttention-4 if not exact. All other kernels always give the same bits.
@@ -26,17 +26,16 @@ from common import device as devices
 from common.options import Options, Switches
 from common.spans import span
 from tracepage.errors import UsageError
-from version3_triton.kernels import INTERPRETED, LOADED, missing, reference
-from version4_ultra_fused import kernels
+from version3_triton.kernels import INTERPRETED, LOADED, reference
+from version4_ultra_fused.kernels import REFERENCE, Operations
 from version4_ultra_fused.kernels.reference import Rope
 
 import torch
 from torch import Tensor
 
-# the longest sequences for two forms, and the shortest for FlashAttention-4
-SHORT = 128
-VERSION3 = 256
-FA4 = 1024
+SHORT = 128  # the longest sequence for this form
+VERSION3 = 256  # the same
+FA4 = 1024  # the shortest sequence for FlashAttention-4
 
 if LOADED:
     from version3_triton.kernels import flash_attention, launch_sizes
@@ -63,7 +62,8 @@ def refuse_fa4(options: Options) -> None:
         or options.model.head_dim not in range(8, 129, 8)
     ):
         raise UsageError(
-            f"--enable-fa4 needs --use-amp, --seq-len from {FA4} on, and a head dimension of 8, 16, ... 128"
+            f"--enable-fa4 needs --use-amp, --seq-len from {FA4} on, "
+            "and a head dimension of 8, 16, ... 128"
         )
 
 
@@ -72,13 +72,13 @@ def form(q: Tensor, switches: Switches) -> str:
     `library`.
     """
     batch, heads, length, head_dim = q.shape
-    if missing(q.device) or q.dtype.itemsize > 4:
+    if q.dtype.itemsize > 4:
         return "library"
     if switches["fa4"] and q.dtype.itemsize == 2 and length >= FA4:
         return "fa4"
     if batch * heads > flash_attention.MAX_HEADS or head_dim > flash_attention.MAX_HEAD_DIM:
         return "library"
-    # elsewhere the short form spills registers
+    # Elsewhere the short form spills registers.
     measured = INTERPRETED or launch_sizes.family() == "sm_90"
     if measured and q.dtype.itemsize == 2 and length <= SHORT and head_dim <= 64:
         return "short"
@@ -87,7 +87,7 @@ def form(q: Tensor, switches: Switches) -> str:
 
 @contextmanager
 def any_order() -> Iterator[None]:
-    """Inside it PyTorch may take kernels whose sums have no fixed order, such as cuDNN's attention."""
+    """Inside it PyTorch may take kernels whose sums have no fixed order, such as cuDNN's."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(False)
     try:
@@ -108,13 +108,22 @@ class CausalAttention:
     """One attention: computed when made, `out` [B S, H Dh], and later its `gradient`.
 
     Args:
-        qkv: [B S, (H + 2 K) Dh], after RoPE. heads: H, K, K. switches: `exact-attention` takes
-        kernels that repeat bit for bit, at any length; `fa4` is FlashAttention-4.
+        qkv: [B S, (H + 2 K) Dh], after RoPE.
+        rope: its tables.
+        heads: H, K, K.
+        switches: `exact-attention` takes kernels that repeat bit for bit, at any length; `fa4` is
+            FlashAttention-4.
+        operations: the model's; with REFERENCE the form is `library`.
     """
 
     @span("attention_core")
     def __init__(
-        self, qkv: Tensor, rope: Rope, heads: tuple[int, int, int], switches: Switches
+        self,
+        qkv: Tensor,
+        rope: Rope,
+        heads: tuple[int, int, int],
+        switches: Switches,
+        operations: Operations,
     ) -> None:
         self.qkv = qkv
         self.rope = rope
@@ -123,7 +132,8 @@ class CausalAttention:
         # 3 x [B, S, H or K, Dh]
         split = qkv.view(self.batch, rope.length, sum(heads), rope.head_dim).split(heads, dim=2)
         q, k, v = (x.transpose(1, 2) for x in split)
-        self.form = form(q, switches)
+        self.form = "library" if operations is REFERENCE else form(q, switches)
+        self.rotate_back = operations.rotate_back
         exact = bool(switches["exact-attention"])
         if self.form == "short":
             out, self.lse = flash_attention.attend(q, k, v, **dependent())
@@ -134,10 +144,10 @@ class CausalAttention:
         with torch.set_grad_enabled(not torch.is_inference_mode_enabled()), self.order():
             if self.form == "fa4":
                 self.graph = fa4(self.inputs, exact)  # [B, H, S, Dh]
+            elif self.form == "version3":
+                self.graph = flash_attention.attention(*self.inputs)
             else:
-                self.graph = (flash_attention if self.form == "version3" else reference).attention(
-                    *self.inputs
-                )
+                self.graph = reference.attention(*self.inputs)
         self.out = self.graph.detach().transpose(1, 2).flatten(2).flatten(0, 1)
 
     @span("attention_core")
@@ -149,10 +159,8 @@ class CausalAttention:
             return short_attention.attend_backward(
                 dout, self.qkv, (self.out, self.lse), self.rope, self.heads
             )
-        dout = dout.view(self.batch, self.rope.length, self.heads[0], self.rope.head_dim).transpose(
-            1, 2
-        )
+        by_head = (self.batch, self.rope.length, self.heads[0], self.rope.head_dim)
+        dout = dout.view(by_head).transpose(1, 2)
         with self.order():
-            return kernels.rotate_back(
-                *torch.autograd.grad(self.graph, self.inputs, dout), self.rope
-            ), None
+            gradients = torch.autograd.grad(self.graph, self.inputs, dout)
+            return self.rotate_back(*gradients, self.rope), None

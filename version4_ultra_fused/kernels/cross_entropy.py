@@ -17,7 +17,7 @@ not count: that second pass, and a second rounding, are what -100 costs.
 """
 
 from tracepage.errors import UsageError
-from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.linear_cross_entropy import IGNORE_INDEX
 from version4_ultra_fused.kernels.tiles import multiprocessors
@@ -32,22 +32,22 @@ BLOCK = 8192  # most logits that a program holds; measured on an H200 for V = 32
 
 @triton.jit
 def _cross_entropy(
-    z_ptr,
-    targets_ptr,
-    losses_ptr,
-    vocabulary,
-    scale,
-    GRADIENT: tl.constexpr,
-    SHORT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    z_ptr,  # [N, V]: logits, then their gradient
+    targets_ptr,  # [N]
+    losses_ptr,  # [N], float32
+    vocabulary,  # V
+    scale,  # 1 / N
+    GRADIENT: tl.constexpr,  # whether to write it
+    SHORT: tl.constexpr,  # whether a row fits a block
+    BLOCK: tl.constexpr,  # logits at a time
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     begin(DEPENDENT, True)
     row = tl.program_id(0).to(tl.int64)
     z_ptr += row * vocabulary
     target = tl.load(targets_ptr + row)
     known = (target >= 0) & (target < vocabulary)
-    # read before the row is overwritten
+    # It is read before the row is overwritten.
     chosen = tl.load(z_ptr + target, mask=known, other=0.0).to(tl.float32)
     column = tl.arange(0, BLOCK)
     if SHORT:
@@ -66,7 +66,7 @@ def _cross_entropy(
             total = total * tl.exp(maximum - highest) + tl.exp(z - highest)
             maximum = highest
         normalizer = tl.sum(total, axis=0)
-    # of a token without a target: its loss and gradient
+    # The loss and gradient of a token without a target.
     otherwise = tl.where(target == IGNORE_INDEX, 0.0, float("nan"))
     tl.store(losses_ptr + row, tl.where(known, tl.log(normalizer) - (chosen - maximum), otherwise))
     if GRADIENT:
@@ -86,15 +86,15 @@ def _cross_entropy(
 
 @triton.jit
 def _cross_entropy_mean(
-    losses_ptr,
-    targets_ptr,
-    mean_ptr,
-    dz_ptr,
-    tokens,
-    vocabulary,
-    GRADIENT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    losses_ptr,  # [N], float32
+    targets_ptr,  # [N]
+    mean_ptr,  # one float32 element
+    dz_ptr,  # [N, V]: the gradient over all N
+    tokens,  # N
+    vocabulary,  # V
+    GRADIENT: tl.constexpr,  # whether there is one
+    BLOCK: tl.constexpr,  # tokens, or columns, at a time
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     """Each program counts; the first writes the mean, and all scale the gradient if there is one
     and tokens do not count.
@@ -122,7 +122,7 @@ def _cross_entropy_mean(
                 tl.store(place, dz.to(dz_ptr.dtype.element_ty), mask=column < vocabulary)
 
 
-@interpretable
+@checked
 def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
     """The mean loss of the tokens that count, in nats; with `gradient` its gradient is written over
     the logits.
@@ -139,7 +139,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
         UsageError: there are no tokens.
         IndexError: another target, on a CPU.
     """
-    (tokens, vocabulary), targets = logits.shape, targets.contiguous()
+    tokens, vocabulary = logits.shape
+    targets = targets.contiguous()
     if not tokens:
         raise UsageError("the loss is a mean over tokens, and there are none")
     assert logits.is_contiguous()

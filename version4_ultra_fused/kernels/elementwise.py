@@ -11,7 +11,7 @@ reads consecutive memory and each pair is in one thread. Bytes moved, e for an e
     swiglu_backward    5 F e a token                 in place of gate and up
 """
 
-from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
 from version4_ultra_fused.kernels.reference import Rope
@@ -52,14 +52,14 @@ def _swiglu(gate_up_ptr, y_ptr, pairs, BLOCK: tl.constexpr, DEPENDENT: tl.conste
 
 @triton.jit
 def _swiglu_backward(
-    dy_ptr,
-    gate_up_ptr,
-    dots_ptr,
-    rows,
-    pairs,
-    DOTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    dy_ptr,  # [N, F]
+    gate_up_ptr,  # [N, 2 F]: gate and up, then their gradients
+    dots_ptr,  # [blocks of a row, rows], float32; or None
+    rows,  # N, or 1 without DOTS
+    pairs,  # in a row: F, or N F
+    DOTS: tl.constexpr,  # whether to write parts of each row's sum of gate dgate + up dup
+    BLOCK: tl.constexpr,  # pairs of a program
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     """Rows of so many pairs. DOTS: dots [blocks of a row, rows] are parts of each row's sum of gate
     dgate + up dup.
@@ -85,30 +85,30 @@ def _swiglu_backward(
 
 @triton.jit
 def _rotate(
-    q,
-    k,
-    v,
-    out_ptr,
-    cos_ptr,
-    sin_ptr,
-    tokens,
-    length,
-    q_batch,
-    q_head,
-    q_row,
-    k_batch,
-    k_head,
-    k_row,
-    v_batch,
-    v_head,
-    v_row,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    DIM: tl.constexpr,
-    SIGN: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    q,  # [B, H, S, Dh], strided
+    k,  # [B, K, S, Dh], strided
+    v,  # as k
+    out_ptr,  # [B, S, H + 2 K, Dh]
+    cos_ptr,  # [S_max, Dh]
+    sin_ptr,  # [S_max, Dh]
+    tokens,  # B S
+    length,  # S
+    q_batch,  # elements between sequences of q
+    q_head,  # elements between heads of q
+    q_row,  # elements between positions of q
+    k_batch,  # elements between sequences of k
+    k_head,  # elements between heads of k
+    k_row,  # elements between positions of k
+    v_batch,  # elements between sequences of v
+    v_head,  # elements between heads of v
+    v_row,  # elements between positions of v
+    H: tl.constexpr,  # query heads
+    K: tl.constexpr,  # key heads
+    DIM: tl.constexpr,  # Dh
+    SIGN: tl.constexpr,  # 1, or -1 to rotate back
+    ROWS: tl.constexpr,  # tokens of a program
+    BLOCK: tl.constexpr,  # Dh, rounded up to a power of two
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     """A program takes ROWS tokens of one head of q, k or v [B, heads, S, Dh]; out [B, S, H + 2 K,
     Dh]. SIGN -1 rotates back.
@@ -148,7 +148,7 @@ def _rotate(
         )
     )
     table = (token % length)[:, None] * DIM + pair[None, :]
-    # v is not rotated; a mask of a scalar stops Triton 3.9's interpreter
+    # v is not rotated; a mask of a scalar stops Triton 3.9's interpreter.
     pairs = tl.where(head < H + K, DIM // 2, 0)
     rotated = (token < tokens)[:, None] & (pair < pairs)[None, :]
     cos = tl.load(cos_ptr + table, mask=rotated, other=1.0)
@@ -158,7 +158,7 @@ def _rotate(
     tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@interpretable
+@checked
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) up [N, F] of gate_up [N, 2 F]."""
     y = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
@@ -168,7 +168,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return y
 
 
-@interpretable
+@checked
 def swiglu_backward(
     dhidden: Tensor, gate_up: Tensor, total: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
@@ -199,8 +199,8 @@ def _launch(
     parts: tuple[Tensor, Tensor, Tensor], out: Tensor, rope: Rope, heads: int, sign: int
 ) -> None:
     """`parts` are q, k and v, of which the first `heads` heads are written."""
-    (q, k, v) = parts
-    (batch, q_heads, length, head_dim) = parts[0].shape
+    q, k, v = parts
+    batch, q_heads, length, head_dim = q.shape
     block = triton.next_power_of_2(head_dim)
     rows = max(1, 2048 // block)
     _rotate[ceil_div(batch * length, rows), heads](
@@ -226,7 +226,7 @@ def _launch(
     )
 
 
-@interpretable
+@checked
 def rotate(qkv: Tensor, rope: Rope, rotated: int) -> Tensor:
     """Rotates the first `rotated` columns of qkv [B S, (H + 2 K) Dh] in place."""
     assert qkv.is_contiguous()
@@ -240,7 +240,7 @@ def rotate(qkv: Tensor, rope: Rope, rotated: int) -> Tensor:
     return qkv
 
 
-@interpretable
+@checked
 def rotate_back(dq: Tensor, dk: Tensor, dv: Tensor, rope: Rope) -> Tensor:
     """The gradient of q, k and v before RoPE, packed [B S, (H + 2 K) Dh].
 
@@ -249,7 +249,7 @@ def rotate_back(dq: Tensor, dk: Tensor, dv: Tensor, rope: Rope) -> Tensor:
         dk, dv: [B, K, S, Dh].
     """
     dq, dk, dv = (x if x.stride(-1) == 1 else x.contiguous() for x in (dq, dk, dv))
-    (batch, heads, length, head_dim) = dq.shape
+    batch, heads, length, head_dim = dq.shape
     kv_heads = dk.shape[1]
     out = dq.new_empty(batch * length, (heads + 2 * kv_heads) * head_dim)
     _launch((dq, dk, dv), out, rope, heads + 2 * kv_heads, -1)

@@ -5,7 +5,7 @@ stand together, and the program of the first of them adds their gradients in ord
 time. So repeats give the same bits, no atomics are needed, and each gradient is read once.
 """
 
-from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
 
@@ -16,15 +16,15 @@ from torch import Tensor
 
 @triton.jit
 def _embedding_backward(
-    ids_ptr,
-    order_ptr,
-    dx_ptr,
-    dweight_ptr,
-    tokens,
-    size,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    ids_ptr,  # [N], sorted
+    order_ptr,  # [N]: the token of each
+    dx_ptr,  # [N, D]
+    dweight_ptr,  # [V, D], added to
+    tokens,  # N
+    size,  # D
+    ROWS: tl.constexpr,  # tokens at a time
+    BLOCK: tl.constexpr,  # columns of a program
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     begin(DEPENDENT, True)
     first = tl.program_id(0)
@@ -35,8 +35,8 @@ def _embedding_backward(
     target = dweight_ptr + token_id * size + column
     total = tl.zeros((BLOCK,), tl.float32)
     start = first
-    found = ROWS
-    while found == ROWS:
+    same = ROWS
+    while same == ROWS:
         place = start + tl.arange(0, ROWS)
         chosen = tl.load(ids_ptr + place, mask=place < tokens, other=-1) == token_id
         row = tl.load(order_ptr + place, mask=chosen, other=0)
@@ -47,12 +47,12 @@ def _embedding_backward(
             ),
             axis=0,
         )
-        found = tl.sum(chosen.to(tl.int32), axis=0)
+        same = tl.sum(chosen.to(tl.int32), axis=0)
         start += ROWS
     tl.store(target, tl.load(target, mask=column < size, other=0.0) + total, mask=column < size)
 
 
-@interpretable
+@checked
 def add_embedding_gradient(dx: Tensor, ids: Tensor, order: Tensor, dweight: Tensor) -> None:
     """dweight[ids[i]] += dx[order[i]] for all tokens i.
 

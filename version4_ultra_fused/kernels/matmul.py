@@ -5,9 +5,9 @@ A matrix product holds a tile of its result in registers, in float32, before it 
 elementwise operation on that tile costs no memory traffic there. As kernels of their own, the same
 operations read and write whole tensors:
 
-    product                   epilogue                                        saved for each token, in elements
-    qkv = x W^T               RoPE rotates q and k                            2 Dh (H + K)
-    gate, up = x W^T          SwiGLU: silu(gate) up                           2 F
+    product                   epilogue                      saved for each token, in elements
+    qkv = x W^T               RoPE rotates q and k          2 Dh (H + K)
+    gate, up = x W^T          SwiGLU: silu(gate) up         2 F
 
 Both epilogues combine two columns: the two coordinates of a rotation, or gate and up. The weight's
 rows are stored so that these columns are neighbours (`memory/interleaved.py`). Then one thread
@@ -23,7 +23,7 @@ halves, because its result as a whole would not fit beside them. While one multi
 others multiply, which hides most of SwiGLU in a long product.
 """
 
-from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
 from version4_ultra_fused.kernels import elementwise
@@ -53,17 +53,17 @@ def corner(number, M, N, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 
 @triton.jit
 def rotated_tile(
-    acc,
-    m,
-    n,
-    rows,
-    length,
-    rotated,
-    cos_ptr,
-    sin_ptr,
-    HALF: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
+    acc,  # [BM, BN], float32
+    m,  # the tile's first row
+    n,  # its first column
+    rows,  # M
+    length,  # S
+    rotated,  # columns of q and k
+    cos_ptr,  # [S_max, Dh]
+    sin_ptr,  # [S_max, Dh]
+    HALF: tl.constexpr,  # Dh / 2
+    BM: tl.constexpr,  # rows of a tile
+    BN: tl.constexpr,  # columns of a tile
 ):
     """RoPE on a tile of q, k and v at row m and column n; columns from `rotated` on are v's, which
     stay.
@@ -79,7 +79,15 @@ def rotated_tile(
 
 
 @triton.jit
-def store_swiglu(acc, m, n, gate_up, out, BM: tl.constexpr, BN: tl.constexpr):
+def store_swiglu(
+    acc,  # [BM, BN], float32
+    m,  # the tile's first row
+    n,  # its first column
+    gate_up,  # descriptor of [M, N]
+    out,  # descriptor of [M, N / 2]
+    BM: tl.constexpr,  # rows of a tile
+    BN: tl.constexpr,  # columns of a tile
+):
     """A tile of gate and up, which take turns, and of silu(gate) up."""
     gate_up.store([m, n], acc.to(gate_up.dtype))
     gate, up = tl.split(tl.reshape(acc, (BM, BN // 2, 2)))
@@ -88,25 +96,25 @@ def store_swiglu(acc, m, n, gate_up, out, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def _matmul(
-    x,
-    w,
-    out,
-    gate_up,
-    M,
-    N,
-    K,
-    length,
-    rotated,
-    cos_ptr,
-    sin_ptr,
-    EPILOGUE: tl.constexpr,
-    HALF: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    GROUP: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    x,  # descriptor of [M, K]
+    w,  # descriptor of [N, K]
+    out,  # descriptor of [M, N], or of [M, N / 2]
+    gate_up,  # descriptor of [M, N]
+    M,  # rows of the result
+    N,  # columns of the result
+    K,  # the summed dimension
+    length,  # S, for "rope" as the next three
+    rotated,  # columns of q and k
+    cos_ptr,  # [S_max, Dh]
+    sin_ptr,  # [S_max, Dh]
+    EPILOGUE: tl.constexpr,  # "rope" or "swiglu"
+    HALF: tl.constexpr,  # Dh / 2
+    PROGRAMS: tl.constexpr,  # how many there are
+    GROUP: tl.constexpr,  # rows of tiles, as in `corner`
+    BM: tl.constexpr,  # rows of a tile
+    BN: tl.constexpr,  # columns of a tile
+    BK: tl.constexpr,  # depth of a step
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     """x [M, K] by the transpose of w [N, K].
 
@@ -140,9 +148,10 @@ def in_epilogue(
     can describe its matrices.
 
     Args:
-        rows, columns: of the product. matrices: that the kernel is given; in 16 bits its results
-        have rows of `columns`, for "swiglu" also of half of them. most: elements of a product that
-        is small enough, in place of the measured number.
+        rows, columns: of the product.
+        matrices: that the kernel is given; in 16 bits its results have rows of `columns`, for
+            "swiglu" also of half of them.
+        most: elements of a product that is small enough, in place of the measured number.
     """
     small = rows * columns <= (largest(epilogue) if most is None else most)
     narrowest = columns // 2 if epilogue == "swiglu" else columns
@@ -163,9 +172,9 @@ def _launch(
     HALF: int = 1,
 ) -> None:
     """`results` are `out` and `gate_up` of the kernel; `rope` its length, rotated, cos and sin."""
-    (M, K) = x.shape
+    M, K = x.shape
     N = w.shape[0]
-    (out, gate_up) = results
+    out, gate_up = results
     blocks = blocks or product_tile(epilogue, M, N)
     m, n, k = blocks[:3]
     stored = min(n, WHOLE.value) if epilogue == "swiglu" else n
@@ -177,7 +186,7 @@ def _launch(
     )
     programs = min(multiprocessors(), ceil_div(M, m) * ceil_div(N, n))
     _matmul[programs,](
-        *(TensorDescriptor.from_tensor(*each) for each in described),
+        *(TensorDescriptor.from_tensor(matrix, block) for matrix, block in described),
         M,
         N,
         K,
@@ -191,7 +200,7 @@ def _launch(
     )
 
 
-@interpretable
+@checked
 def qkv_rope(
     x: Tensor,
     weight: Tensor,
@@ -231,7 +240,7 @@ def qkv_rope(
     return out
 
 
-@interpretable
+@checked
 def gate_up_swiglu(
     x: Tensor, weight: Tensor, *, most: int | None = None, blocks: ProductTile | None = None
 ) -> tuple[Tensor, Tensor]:

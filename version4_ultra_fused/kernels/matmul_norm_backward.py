@@ -19,7 +19,7 @@ of tiles. All sums have a fixed order.
 """
 
 from common.spans import span
-from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
 from version4_ultra_fused.kernels.matmul import GROUP, TensorDescriptor, corner, in_epilogue
@@ -35,25 +35,25 @@ from torch import Tensor
 
 @triton.jit
 def _matmul_norm_backward(
-    dout,
-    matrix,
-    total,
-    dtotal,
-    out,
-    weight_ptr,
-    rstd_ptr,
-    dots_ptr,
-    parts_ptr,
-    M,
-    N,
-    K,
-    parts_of_dots,
-    PROGRAMS: tl.constexpr,
-    GROUP: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    dout,  # descriptor of [M, K]
+    matrix,  # descriptor of [K, N]
+    total,  # descriptor of x [M, N]
+    dtotal,  # descriptor of [M, N]
+    out,  # descriptor of dx [M, N]
+    weight_ptr,  # [N]: w
+    rstd_ptr,  # [M]: 1 / rms
+    dots_ptr,  # [parts_of_dots, M]
+    parts_ptr,  # [tiles of M, N]: parts of dw
+    M,  # rows of the result
+    N,  # columns of the result
+    K,  # the summed dimension
+    parts_of_dots,  # how many there are
+    PROGRAMS: tl.constexpr,  # how many there are
+    GROUP: tl.constexpr,  # rows of tiles, as in `corner`
+    BM: tl.constexpr,  # rows of a tile
+    BN: tl.constexpr,  # columns of a tile
+    BK: tl.constexpr,  # depth of a step
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     """dout [M, K], matrix [K, N], total, dtotal and out [M, N]; dots [parts_of_dots, M], parts
     [tiles of M, N].
@@ -83,7 +83,7 @@ def _matmul_norm_backward(
         out.store([m, n], dx.to(out.dtype))
 
 
-@interpretable
+@checked
 def product_norm_backward(
     dout: Tensor,
     dots: Tensor | None,
@@ -104,7 +104,7 @@ def product_norm_backward(
         dtotal, norm, dtype: as of `add_norm_backward`.
         most, blocks: as of `matmul.qkv_rope`.
     """
-    (rows, size) = norm.total.shape
+    rows, size = norm.total.shape
     columns = dout.shape[1]
     total = norm.total
     most = largest("norm", columns) if most is None else most
@@ -119,7 +119,7 @@ def product_norm_backward(
     described = (dout, [m, k]), (matrix, [k, n]), (total, [m, n]), (dtotal, [m, n]), (dx, [m, n])
     programs = min(multiprocessors(), ceil_div(rows, m) * ceil_div(size, n))
     _matmul_norm_backward[programs,](
-        *(TensorDescriptor.from_tensor(*each) for each in described),
+        *(TensorDescriptor.from_tensor(matrix, block) for matrix, block in described),
         norm.weight,
         norm.rstd,
         dots,

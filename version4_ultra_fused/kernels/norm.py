@@ -5,7 +5,7 @@ They are called without autograd, because a block's backward pass is written by 
 what is saved and where a gradient goes.
 """
 
-from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import dependent
 from version3_triton.kernels.launch_sizes import (
     LAUNCH,
@@ -32,7 +32,7 @@ from torch import Tensor
 BACKWARD = {"sm_90": LaunchConfig(1024, 16, programs=8)}
 
 
-@interpretable
+@checked
 def add_norm(
     x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Norm]:
@@ -50,7 +50,8 @@ def add_norm(
     Returns:
         [N, D] twice, and a Norm.
     """
-    (rows, size), x = x.shape, x.contiguous()
+    rows, size = x.shape
+    x = x.contiguous()
     branch = None if branch is None else branch.contiguous()
     total = x if branch is None else torch.empty_like(x)
     y = torch.empty_like(x, dtype=dtype)
@@ -78,7 +79,7 @@ def add_norm(
     return total, y, Norm(weight, rounded, rstd)
 
 
-@interpretable
+@checked
 def add_norm_backward(
     dy: Tensor, dtotal: Tensor | None, norm: Norm, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
@@ -93,7 +94,9 @@ def add_norm_backward(
     Returns:
         [N, D], and [parts, D] float32, of which the sum is the weight's gradient.
     """
-    (rows, size), dy, total = norm.total.shape, dy.contiguous(), norm.total.contiguous()
+    rows, size = norm.total.shape
+    dy = dy.contiguous()
+    total = norm.total.contiguous()
     dtotal = None if dtotal is None else dtotal.contiguous()
     dx = torch.empty_like(total, dtype=dtype)
     sizes = BACKWARD.get(family(), LAUNCH["norm_backward"][family()])
@@ -122,7 +125,7 @@ def add_norm_backward(
     return dx, parts
 
 
-@interpretable
+@checked
 def sum_parts(parts: Tensor, out: Tensor) -> None:
     """The sum of parts [parts, D] in a fixed order, into out [D]."""
     parts = parts.contiguous()

@@ -15,7 +15,7 @@ their gradients packed, rotated back by RoPE, for the next product. There are B 
 
 import math
 
-from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.flash_attention import LOG2_E
 from version3_triton.kernels.launch_sizes import ceil_div, dot_precision
@@ -31,7 +31,15 @@ ROWS = 64  # most positions of a program
 
 
 @triton.jit
-def _load(ptr, first, length, stride, DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _load(
+    ptr,  # the head
+    first,  # the first position
+    length,  # S
+    stride,  # elements between positions
+    DIM: tl.constexpr,  # Dh
+    ROWS: tl.constexpr,  # positions of a program
+    BLOCK: tl.constexpr,  # Dh, rounded up to a power of two
+):
     """ROWS rows of a head from row `first` on, [ROWS, BLOCK]; zeros outside."""
     row = first + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
@@ -41,17 +49,17 @@ def _load(ptr, first, length, stride, DIM: tl.constexpr, ROWS: tl.constexpr, BLO
 
 @triton.jit
 def _store(
-    ptr,
-    x,
-    cos_ptr,
-    sin_ptr,
-    first,
-    length,
-    stride,
-    ROTATED: tl.constexpr,
-    DIM: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    ptr,  # the head
+    x,  # [ROWS, BLOCK]
+    cos_ptr,  # [S_max, Dh]
+    sin_ptr,  # [S_max, Dh]
+    first,  # the first position
+    length,  # S
+    stride,  # elements between positions
+    ROTATED: tl.constexpr,  # whether RoPE is turned back
+    DIM: tl.constexpr,  # Dh
+    ROWS: tl.constexpr,  # positions of a program
+    BLOCK: tl.constexpr,  # Dh, rounded up to a power of two
 ):
     """Writes x [ROWS, BLOCK] where `_load` reads; if ROTATED after RoPE's transpose on neighbouring
     columns.
@@ -72,22 +80,22 @@ def _store(
 
 @triton.jit
 def _scores(
-    q_ptr,
-    o_ptr,
-    do_ptr,
-    lse_ptr,
-    k,
-    v,
-    first,
-    length,
-    packed,
-    row_of_o,
-    scale,
-    DIAGONAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    DIM: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    q_ptr,  # the head's queries
+    o_ptr,  # its result
+    do_ptr,  # the gradient of o
+    lse_ptr,  # its log-sum-exp, to base 2
+    k,  # [ROWS, BLOCK]
+    v,  # [ROWS, BLOCK]
+    first,  # the first query
+    length,  # S
+    packed,  # elements between positions of q
+    row_of_o,  # elements between positions of o
+    scale,  # c log2(e)
+    DIAGONAL: tl.constexpr,  # whether these are the queries of the keys' positions
+    PRECISION: tl.constexpr,  # `launch_sizes.dot_precision`, for products of float32
+    DIM: tl.constexpr,  # Dh
+    ROWS: tl.constexpr,  # positions of a program
+    BLOCK: tl.constexpr,  # Dh, rounded up to a power of two
 ):
     """q, do, p and ds of ROWS queries from `first` on and the keys k; on the diagonal p is 0 for
     later keys.
@@ -107,25 +115,25 @@ def _scores(
 
 @triton.jit
 def _short_attention_backward(
-    qkv_ptr,
-    o_ptr,
-    do_ptr,
-    lse_ptr,
-    cos_ptr,
-    sin_ptr,
-    out_ptr,
-    dots_ptr,
-    length,
-    scale,
-    factor,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    DIM: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DOTS: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
+    qkv_ptr,  # [B, S, H + 2 K, Dh]
+    o_ptr,  # [B, S, H, Dh]
+    do_ptr,  # as o: its gradient
+    lse_ptr,  # [B, H, S], to base 2
+    cos_ptr,  # [S_max, Dh]
+    sin_ptr,  # [S_max, Dh]
+    out_ptr,  # as qkv: its gradient before RoPE
+    dots_ptr,  # [K, B S], float32; or None
+    length,  # S
+    scale,  # c log2(e)
+    factor,  # c
+    H: tl.constexpr,  # query heads
+    K: tl.constexpr,  # key heads
+    DIM: tl.constexpr,  # Dh
+    PRECISION: tl.constexpr,  # `launch_sizes.dot_precision`, for products of float32
+    ROWS: tl.constexpr,  # positions of a program
+    BLOCK: tl.constexpr,  # Dh, rounded up to a power of two
+    DOTS: tl.constexpr,  # whether to write dots
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     begin(DEPENDENT)
     batch = tl.program_id(0) // K
@@ -269,7 +277,7 @@ def _short_attention_backward(
     )
 
 
-@interpretable
+@checked
 def attend_backward(
     dout: Tensor,
     qkv: Tensor,
@@ -292,14 +300,13 @@ def attend_backward(
         heads: H, K, K.
         most: as of `product_norm_backward`.
     """
-    (o, lse) = attended
+    o, lse = attended
     length = rope.length
     kv_heads = heads[1]
     head_dim = rope.head_dim
     out = qkv.new_empty(qkv.shape)
-    # o has the stream's shape
+    # o has the stream's shape, and rotations change no dot product.
     needed = o.numel() <= (largest("norm", qkv.shape[1]) if most is None else most)
-    # rotations change no dot product
     dots = qkv.new_empty(kv_heads, qkv.shape[0], dtype=torch.float32) if needed else None
     factor = 1 / math.sqrt(head_dim)
     rows = max(16, min(ROWS, triton.next_power_of_2(length)))

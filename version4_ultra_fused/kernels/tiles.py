@@ -66,12 +66,10 @@ LARGEST = {"sm_90": {"rope": 1 << 22, "swiglu": 1 << 40, "norm": 1 << 29}}
 
 @functools.cache
 def multiprocessors() -> int:
-    """Of the GPU; the number decides how many programs a persistent kernel has."""
-    return (
-        torch.cuda.get_device_properties(0).multi_processor_count
-        if torch.cuda.is_available()
-        else 4
-    )
+    """How many the GPU has; the number decides how many programs a persistent kernel has."""
+    if not torch.cuda.is_available():
+        return 4
+    return torch.cuda.get_device_properties(0).multi_processor_count
 
 
 def largest(epilogue: str, depth: int = 1) -> int:
@@ -89,10 +87,7 @@ def product_tile(epilogue: str, rows: int, columns: int) -> ProductTile:
         epilogue: of `matmul.py`, or "norm".
         rows, columns: of the product.
     """
-    choices = TILES[launch_sizes.family()][epilogue]
-    filling = (
-        each
-        for each in choices
-        if ceil_div(rows, each.m) * ceil_div(columns, each.n) >= 2 / 3 * multiprocessors()
-    )
-    return next(filling, choices[-1])
+    for tile in TILES[launch_sizes.family()][epilogue]:
+        if ceil_div(rows, tile.m) * ceil_div(columns, tile.n) >= 2 / 3 * multiprocessors():
+            break
+    return tile

@@ -11,10 +11,10 @@ pass of the blocks before. In a job of several processes the gradients of the bl
 over the processes first, in the products' dtype:
 
     ddp      one all-reduce; every process updates the block
-    zero1    each process gets the sum of its share of the block alone, has the moments of that share and updates it; then the
-             shares of the new weights are gathered, in the dtype that the products read
-             (Rajbhandari et al. 2020, arXiv:1910.02054, stage 1). The bytes are those of ddp, and
-             the update is shared out.
+    zero1    each process gets the sum of its share of the block alone, has the moments of that
+             share and updates it; then the shares of the new weights are gathered, in the dtype
+             that the products read (Rajbhandari et al. 2020, arXiv:1910.02054, stage 1). The bytes
+             are those of ddp, and the update is shared out.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,17 +22,18 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from common import ranks
-from version4_ultra_fused import kernels
+from version4_ultra_fused.kernels import Operations
 from version4_ultra_fused.kernels.fp8.scales import Scales
-from version4_ultra_fused.memory.memory_plan import MemoryPlan
+from version4_ultra_fused.memory.memory_plan import Buffers, MemoryPlan
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-# renamed in PyTorch 2.13
+# PyTorch 2.13 has renamed them.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+MOMENTS = ("exp_avg", "exp_avg_sq")
 ALIGNMENT = 64  # elements: every tensor in a flat buffer begins at a multiple of 128 bytes
 
 
@@ -78,9 +79,8 @@ class Flat:
         """Holds moments, of zeros, for one share of each part alone."""
         self.rank = rank
         self.shares = shares
-        self.exp_avg, self.exp_avg_sq = (
-            self.master.new_zeros(self.master.numel() // shares) for _ in range(2)
-        )
+        self.exp_avg = self.master.new_zeros(self.master.numel() // shares)
+        self.exp_avg_sq = torch.zeros_like(self.exp_avg)
 
     def share(self, part: slice) -> slice:
         """The share of a part that this process updates."""
@@ -101,27 +101,19 @@ class Flat:
             share = self.share(part)
             begin = max(start, share.start)
             end = min(start + parameter.numel(), share.stop)
-            if begin < end:
-                moments = [
-                    moment[begin - share.start : end - share.start] for moment in self.moments(part)
-                ]
-                whole = end - begin == parameter.numel()
-                yield (
-                    parameter,
-                    slice(begin - start, end - start),
-                    [m.view_as(parameter) if whole else m for m in moments],
-                )
+            if begin >= end:
+                continue
+            held = slice(begin - share.start, end - share.start)
+            moments = [moment[held] for moment in self.moments(part)]
+            if end - begin == parameter.numel():
+                moments = [moment.view_as(parameter) for moment in moments]
+            yield parameter, slice(begin - start, end - start), moments
 
     def views(self, *buffers: Tensor) -> Iterator[tuple[nn.Parameter, list[Tensor]]]:
         """Each parameter, and its part of each buffer in its shape."""
         for parameter, start in zip(self.parameters, self.offsets, strict=True):
-            yield (
-                parameter,
-                [
-                    buffer[start : start + parameter.numel()].view(parameter.shape)
-                    for buffer in buffers
-                ],
-            )
+            place = slice(start, start + parameter.numel())
+            yield parameter, [buffer[place].view(parameter.shape) for buffer in buffers]
 
     def allocate(self, working: torch.dtype, gradient: torch.dtype) -> None:
         self.gradient = torch.zeros_like(self.master, dtype=gradient)
@@ -138,10 +130,15 @@ class Flat:
             self.working.copy_(self.master)
 
 
+def _matrices(block: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in block.parameters() if parameter.dim() == 2]
+
+
 class Planned(Protocol):
     """A model for `MasterAdamW`."""
 
     layers: nn.ModuleList
+    operations: Operations
     plan: MemoryPlan
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
@@ -153,8 +150,9 @@ class MasterAdamW(torch.optim.Optimizer):
 
     Args:
         model: has `layers`, all alike. Its parameters move into flat buffers. Loading a state dict
-        renews the working weights. lr, betas, eps, weight_decay: as in torch.optim.AdamW. fp8:
-        whether the products of the blocks are in FP8; their scales are part of the state.
+            renews the working weights.
+        lr, betas, eps, weight_decay: as in torch.optim.AdamW.
+        fp8: whether the products of the blocks are in FP8; their scales are part of the state.
     """
 
     def __init__(
@@ -167,26 +165,17 @@ class MasterAdamW(torch.optim.Optimizer):
         weight_decay: float = 0.01,
         fp8: bool = False,
     ) -> None:
-        super().__init__(
-            model.parameters(),
-            dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, capturable=True),
-        )
-        blocks = [
-            [parameter for parameter in block.parameters() if parameter.dim() == 2]
-            for block in model.layers
-        ]
-        inner = {parameter for block in blocks for parameter in block}
+        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, capturable=True)
+        super().__init__(model.parameters(), defaults)
         shares = ranks.here().world_size
         self.model = model
-        self.matrices = Flat(blocks, shares)
-        self.others = Flat(
-            [[parameter for parameter in model.parameters() if parameter not in inner]], shares
-        )
-        self.blocks: dict[nn.Module, slice] = dict(
-            zip(model.layers, self.matrices.parts, strict=True)
-        )
+        self.matrices = Flat([_matrices(block) for block in model.layers], shares)
+        inner = set(self.matrices.parameters)
+        self.others = Flat([[p for p in model.parameters() if p not in inner]], shares)
+        parts = zip(model.layers, self.matrices.parts, strict=True)
+        self.blocks: dict[nn.Module, slice] = dict(parts)
         self.updated: set[nn.Module] = set()  # blocks, in the step under way
-        # on the device, for a captured step
+        # It is on the device, for a captured step.
         self.steps = torch.zeros((), dtype=torch.float32, device=self.others.master.device)
         self.scales = Scales(self.matrices.parameters) if fp8 else None
         self.form: str | None = None  # of --parallel
@@ -198,15 +187,15 @@ class MasterAdamW(torch.optim.Optimizer):
     def _hold_states(self) -> None:
         self.state.clear()
         for flat in (self.matrices, self.others):
-            for parameter, _, (exp_avg, exp_avg_sq) in flat.fragments():
-                self.state[parameter] = self._common_state() | {
-                    "exp_avg": exp_avg,
-                    "exp_avg_sq": exp_avg_sq,
-                }
+            for parameter, _, moments in flat.fragments():
+                self.state[parameter] = self._state_of(moments)
 
-    def _common_state(self) -> dict[str, Tensor]:
-        """What all parameters share."""
-        return {"step": self.steps} | ({"fp8_largest": self.scales.largest} if self.scales else {})
+    def _state_of(self, moments: list[Tensor]) -> dict[str, Tensor]:
+        """The state of a parameter: what all share, and its moments."""
+        state = {"step": self.steps}
+        if self.scales:
+            state["fp8_largest"] = self.scales.largest
+        return state | dict(zip(MOMENTS, moments, strict=True))
 
     def communicate(self, form: str) -> None:
         """From now on an update adds up the gradients of all processes first, in the form `ddp` or
@@ -225,18 +214,15 @@ class MasterAdamW(torch.optim.Optimizer):
         """
         if self.form != "zero1":
             return dict(self.state)
-        found: dict[Tensor, dict[str, Tensor]] = {}
+        states: dict[Tensor, dict[str, Tensor]] = {}
         for flat in (self.matrices, self.others):
             whole = torch.empty_like(flat.master), torch.empty_like(flat.master)
             for part in flat.parts:
                 for buffer, moment in zip(whole, flat.moments(part), strict=True):
                     all_gather(buffer[part], moment)
             for parameter, moments in flat.views(*whole):
-                found[parameter] = self._common_state() | {
-                    "exp_avg": moments[0],
-                    "exp_avg_sq": moments[1],
-                }
-        return found
+                states[parameter] = self._state_of(moments)
+        return states
 
     def take_states(self, states: dict[Tensor, dict[str, Tensor]]) -> None:
         """Copies what this process updates out of `whole_states`, after these have changed.
@@ -247,7 +233,7 @@ class MasterAdamW(torch.optim.Optimizer):
             return
         for flat in (self.matrices, self.others):
             for parameter, elements, moments in flat.fragments():
-                for name, moment in zip(("exp_avg", "exp_avg_sq"), moments, strict=True):
+                for name, moment in zip(MOMENTS, moments, strict=True):
                     moment.copy_(states[parameter][name].flatten()[elements].view_as(moment))
 
     def gather_weights(self) -> None:
@@ -255,11 +241,9 @@ class MasterAdamW(torch.optim.Optimizer):
         alone. All must call it.
         """
         if self.form == "zero1":
+            master = self.matrices.master
             for part in self.matrices.parts:
-                all_gather(
-                    self.matrices.master[part],
-                    self.matrices.master[self.matrices.share(part)].clone(),
-                )
+                all_gather(master[part], master[self.matrices.share(part)].clone())
 
     def plan_memory(self, dtype: torch.dtype, early: bool = False) -> None:
         """Gives the model buffers (`MemoryPlan`), after `communicate` and before the first step.
@@ -277,7 +261,11 @@ class MasterAdamW(torch.optim.Optimizer):
             for parameter, views in flat.views(flat.read, flat.gradient):
                 working[parameter], gradient[parameter] = views
         update = self.update_block if early else None
-        self.model.plan = MemoryPlan(working, gradient, update, self.form is not None, self.scales)
+        buffers = Buffers(working, gradient)
+        communicates = self.form is not None
+        self.model.plan = MemoryPlan(
+            self.model.operations, buffers, update, communicates, self.scales
+        )
 
     def load_state_dict(self, state_dict: dict) -> None:
         """As in PyTorch, but copies the state to where it is: kernels, and a captured step, read
@@ -317,10 +305,10 @@ class MasterAdamW(torch.optim.Optimizer):
             yield
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # a captured step has no closure
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         if not self.updated and not self.form:
             self.steps += 1
-            # all blocks in one launch
+            # All blocks are updated in one launch.
             self._update(self.matrices, slice(0, self.matrices.master.numel()))
         else:
             for block in reversed(self.blocks):
@@ -332,7 +320,7 @@ class MasterAdamW(torch.optim.Optimizer):
             torch.cuda.current_stream().wait_stream(self.stream)
 
     def settings(self) -> dict[str, Any]:
-        """The keywords of `kernels.adamw` that follow from the parameter group."""
+        """The keywords of `operations.adamw` that follow from the parameter group."""
         (group,) = self.param_groups
         return {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
 
@@ -343,15 +331,17 @@ class MasterAdamW(torch.optim.Optimizer):
         elif self.form == "zero1":
             reduce_scatter(flat.gradient[share], flat.gradient[part])
         working = None if flat.working is None else flat.working[share]
-        settings = self.settings()
-        weight = flat.master[share]
-        moments = flat.moments(part)
-        gradient = flat.gradient[share]
-        kernels.adamw(
-            weight, moments, gradient, working, self.steps, **settings, scale=1 / self.world_size
+        self.model.operations.adamw(
+            flat.master[share],
+            flat.moments(part),
+            flat.gradient[share],
+            working,
+            self.steps,
+            **self.settings(),
+            scale=1 / self.world_size,
         )
         if self.form == "zero1":
-            # the others' working weights are made of whole masters
+            # The others' working weights are made of whole masters.
             read = flat.master if flat is self.others else flat.read
             all_gather(read[part], read[share])
             if flat is self.others:

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# pieces of work in flight; the main stream waits for an older one, and its tensors are given back
+# Pieces of work in flight: the main stream waits for an older one, and its tensors are given back.
 DEPTH = 8
+Work = Callable[[], object]
 
 
 class SideStream:
@@ -22,7 +23,7 @@ class SideStream:
         self.stream = torch.cuda.Stream()
         self.in_flight: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
 
-    def run(self, work: Callable[[], object], *tensors: Tensor) -> torch.cuda.Event:
+    def run(self, work: Work, *tensors: Tensor) -> torch.cuda.Event:
         """Runs `work`, which reads `tensors`, after all that the current stream has been given so
         far; the event is its end.
         """
@@ -47,5 +48,69 @@ class SideStream:
 
 
 class SideStreams(NamedTuple):
-    products: SideStream  # which write gradients of matrices
-    updates: SideStream  # of blocks, and the sums that are gradients of norms
+    products: SideStream  # It writes gradients of matrices.
+    updates: SideStream  # It updates blocks, and sums the gradients of norms.
+
+
+class Schedule:
+    """Which stream does a piece of work: a side stream in a step that has some, or else the main
+    one, at once.
+
+    Attributes:
+        beside: the side streams of the step under way, or None.
+        waiting: work that only the backward pass needs, with the tensors that it reads.
+        written: by parameter, the event after which its gradient is there, in this step.
+    """
+
+    def __init__(self) -> None:
+        # They stay for all steps, because a library has a workspace for each stream.
+        self.streams: SideStreams | None = None
+        self.beside: SideStreams | None = None
+        self.waiting: list[tuple[Work, tuple[Tensor, ...]]] = []
+        self.written: dict[Tensor, torch.cuda.Event] = {}
+
+    def begin(self, beside: bool) -> None:
+        """Begins a step, with side streams or without."""
+        if beside:
+            self.streams = self.streams or SideStreams(SideStream(), SideStream())
+        self.beside = self.streams if beside else None
+        self.waiting.clear()  # A step before may have ended in an error.
+
+    def join(self) -> None:
+        """Makes the current stream wait for the side streams."""
+        for stream in self.beside or ():
+            stream.join()
+
+    def end(self) -> None:
+        self.beside = None
+        self.written.clear()
+
+    def on_products(self, parameter: Tensor | None, work: Work, *tensors: Tensor) -> None:
+        """Does work that reads `tensors` and writes the gradient of `parameter`, if any."""
+        if not self.beside:
+            work()
+            return
+        done = self.beside.products.run(work, *tensors)
+        if parameter is not None:
+            self.written[parameter] = done
+
+    def on_updates(self, work: Work, *tensors: Tensor) -> None:
+        if self.beside:
+            self.beside.updates.run(work, *tensors)
+        else:
+            work()
+
+    def wait_for(self, parameter: Tensor) -> None:
+        """Makes the current stream wait until the gradient of `parameter` is written."""
+        if parameter in self.written:
+            torch.cuda.current_stream().wait_event(self.written[parameter])
+
+    def at_the_loss(self, work: Work, *tensors: Tensor) -> None:
+        """Keeps work that reads `tensors` for `run_waiting`."""
+        self.waiting.append((work, tensors))
+
+    def run_waiting(self) -> None:
+        """To be called when all blocks of the forward pass have been issued."""
+        for work, tensors in self.waiting:
+            self.on_products(None, work, *tensors)
+        self.waiting.clear()

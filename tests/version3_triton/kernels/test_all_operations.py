@@ -70,7 +70,7 @@ LAYOUTS: dict[str, tuple[Callable, Callable]] = {
 
 @runs_kernels
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", kernels.KERNELS)
+@pytest.mark.parametrize("name", kernels.Operations._fields)
 def test_an_operation_on_strided_inputs_and_output_gradients(name, layout):
     in_memory, view = LAYOUTS[layout]
     # expanded, or permuted
@@ -87,17 +87,19 @@ def test_an_operation_on_strided_inputs_and_output_gradients(name, layout):
 
     tensors = inputs(name, in_memory)
     plain = reference.add_rms_norm if name == "add_rms_norm" else getattr(tiny_llama_v1, name)
-    check(strided(getattr(kernels, name)), strided(plain), tensors, torch.float32)
+    check(strided(getattr(kernels.KERNELS, name)), strided(plain), tensors, torch.float32)
 
 
 @runs_kernels
-@pytest.mark.parametrize("name", kernels.KERNELS)
+@pytest.mark.parametrize("name", kernels.Operations._fields)
 def test_gradients_of_gradients_are_refused(name):
     """A gradient of a gradient would miss what goes through a kernel's backward pass, so autograd
     refuses it.
     """
     first, *rest = (x.to(DEVICE) for x in inputs(name))
-    outputs = getattr(kernels, name)(first.requires_grad_(), *rest, *others(name, first.dtype))
+    outputs = getattr(kernels.KERNELS, name)(
+        first.requires_grad_(), *rest, *others(name, first.dtype)
+    )
     output = outputs[-1] if isinstance(outputs, tuple) else outputs
     (gradient,) = torch.autograd.grad(output.square().sum(), first, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):

@@ -26,9 +26,7 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 @only_interpreted
-@pytest.mark.parametrize(
-    "kernel", [*kernels.KERNELS.values(), *FUSED.values(), short_attention.attend_backward]
-)
+@pytest.mark.parametrize("kernel", [*kernels.KERNELS, *FUSED[1:], short_attention.attend_backward])
 def test_the_interpreter_refuses_bfloat16_in_a_direct_call(kernel):
     """Whichever argument has it; and whichever device: the check looks at none."""
     for arguments in (
@@ -47,15 +45,18 @@ def test_the_interpreter_refuses_autocast_to_bfloat16():
         torch.autocast(DEVICE.type, torch.bfloat16),
         pytest.raises(UsageError, match="computes bfloat16 wrong"),
     ):
-        kernels.KERNELS["rms_norm"](x, weight, 1e-5)
+        kernels.KERNELS.rms_norm(x, weight, 1e-5)
+
+
+def there(device: str) -> SimpleNamespace:
+    return SimpleNamespace(device=torch.device(device), dtype=torch.float32)
 
 
 def test_another_gpu_than_the_current_one_is_refused(monkeypatch):
-    monkeypatch.setattr(kernels, "missing", lambda device: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     with pytest.raises(UsageError, match=r"not on cuda:1: call torch.cuda.set_device\(1\)"):
-        kernels.swiglu(SimpleNamespace(device=torch.device("cuda:1"), dtype=torch.float32), None)
-    checks.refuse_other(torch.device("cuda:0"))
+        kernels.KERNELS.swiglu(there("cuda:1"), None)
+    checks.refuse_other(there("cuda:0"))
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 7])
@@ -64,7 +65,7 @@ def test_rope_refuses_a_head_dimension_of_which_it_cannot_turn_all(size):
     with pytest.raises(UsageError, match=f"must be even and at least 2, not {size}"):
         Rope(table, table, 5)
     with pytest.raises(UsageError, match=f"must be even and at least 2, not {size}"):
-        kernels.KERNELS["apply_rope"](heads, heads, table, table)
+        kernels.KERNELS.apply_rope(heads, heads, table, table)
 
 
 @pytest.mark.parametrize(
@@ -103,5 +104,5 @@ def test_shapes_that_no_kernel_takes_are_refused_in_one_line(name, shapes, messa
     if name == "linear_cross_entropy":
         tensors[-1] = tensors[-1].long()
     with pytest.raises(UsageError, match=message) as refusal:
-        kernels.KERNELS[name](*tensors, *([1e-5] if "norm" in name else []))
+        getattr(kernels.KERNELS, name)(*tensors, *([1e-5] if "norm" in name else []))
     assert "\n" not in str(refusal.value)

@@ -20,7 +20,7 @@ def test_flops_are_attentions_where_its_kernel_runs_and_nowhere_else(monkeypatch
     ids = torch.zeros(2, 16, dtype=torch.long, device=DEVICE)
     product = 2 * 2 * 16 * 16 * CONFIG.hidden_size * CONFIG.num_layers
     on, off = (
-        models.build(tiny_llama_v3, ALL_OFF | {"triton-attention": value})
+        models.build(tiny_llama_v3, ALL_OFF | {"triton-attention": value}, device=DEVICE)
         for value in (True, False)
     )
     nothing = {"forward": 0, "backward": 0}
@@ -29,7 +29,8 @@ def test_flops_are_attentions_where_its_kernel_runs_and_nowhere_else(monkeypatch
         and off.kernel_flops(ids) == nothing
     )
     monkeypatch.setattr(kernels, "HAS_TRITON", False)
-    assert on.kernel_flops(ids) == nothing
+    switches = ALL_OFF | {"triton-attention": True}
+    assert models.build(tiny_llama_v3, switches).kernel_flops(ids) == nothing
 
 
 def counted(*on: str) -> dict[str, int]:

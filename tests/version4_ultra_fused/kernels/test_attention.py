@@ -15,7 +15,13 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton")
 from version3_triton import kernels as third_kernels
-from version4_ultra_fused.kernels import attention, reference, short_attention
+from version4_ultra_fused.kernels import (
+    KERNELS,
+    REFERENCE,
+    attention,
+    reference,
+    short_attention,
+)
 from version4_ultra_fused.kernels.attention import CausalAttention
 from version4_ultra_fused.kernels.reference import Rope
 
@@ -27,7 +33,7 @@ def switches(exact: bool = False, fa4: bool = False) -> dict[str, bool]:
     return {"exact-attention": exact, "fa4": fa4}
 
 
-def attend(shape, dtype: torch.dtype, **on: bool) -> tuple:
+def attend(shape, dtype: torch.dtype, operations=KERNELS, **on: bool) -> tuple:
     """The attention, its result, its gradient and the sum of that by q, k and v, for the same
     numbers in any dtype.
 
@@ -40,7 +46,11 @@ def attend(shape, dtype: torch.dtype, **on: bool) -> tuple:
     wide = torch.float64 if dtype == torch.float64 else None
     cos, sin = (table.to(DEVICE, wide) for table in rope_tables(head_dim, length, 1e4))
     found = CausalAttention(
-        qkv, Rope(cos, sin, length), (heads, kv_heads, kv_heads), switches(**on)
+        qkv,
+        Rope(cos, sin, length),
+        (heads, kv_heads, kv_heads),
+        switches(**on),
+        operations if wide is None else REFERENCE,
     )
     gradient, dots = found.gradient(dout)
     before = reference.rotate(qkv, Rope(cos, -sin, length), (heads + kv_heads) * head_dim)
@@ -63,12 +73,11 @@ def test_each_form_against_float64(monkeypatch, shape, dtype, form):
     """The kernel for short sequences, which repeats; Version 3's where that does not reach;
     PyTorch's without kernels.
     """
-    if form == "library":
-        monkeypatch.setattr(third_kernels, "INTERPRETED", False)
+    operations = REFERENCE if form == "library" else KERNELS
     monkeypatch.setattr(
         short_attention, "largest", lambda epilogue, depth: 1 << 40 if form == "short, sums" else 0
     )
-    (found, sums), *ours = attend(shape, dtype)
+    (found, sums), *ours = attend(shape, dtype, operations)
     short = form.startswith("short")
     assert sums == (form == "short, sums") and found.form == form.removesuffix(", sums")
     # where no kernel adds up, `attend` does so itself, from rounded numbers
@@ -129,7 +138,6 @@ def test_the_form_follows_the_shape_the_gpu_and_switches(
     monkeypatch, length, head_dim, dtype, given, on_sm_90, elsewhere
 ):
     monkeypatch.setattr(attention, "INTERPRETED", False)
-    monkeypatch.setattr(attention, "missing", lambda device: None)
     for family, expected in (("sm_90", on_sm_90), ("sm_80", elsewhere), ("hip", elsewhere)):
         monkeypatch.setattr(attention.launch_sizes, "family", lambda family=family: family)
         q = torch.empty((), dtype=dtype, device=DEVICE)

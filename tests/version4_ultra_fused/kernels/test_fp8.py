@@ -17,8 +17,8 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton")
 from version4_ultra_fused import tiny_llama_v4
-from version4_ultra_fused.functions import fp8_block
-from version4_ultra_fused.kernels import KERNELS, reference
+from version4_ultra_fused.kernels import KERNELS, REFERENCE, available, reference
+from version4_ultra_fused.kernels.fp8 import scales as fp8_scales
 from version4_ultra_fused.kernels.fp8.scales import ASSUMED, GRADIENT, HISTORY, Scales
 from version4_ultra_fused.kernels.reference import Slot
 from version4_ultra_fused.memory.optimizer import MasterAdamW
@@ -59,7 +59,7 @@ def test_a_kernel_stores_what_pytorch_does_by_rows_and_transposed(
         "swiglu_backward_quantized": (numbers(tokens, columns // 2), numbers(tokens, columns)),
     }[name]
     ours, right = slot(dtype, scale), slot(dtype, scale)
-    rows, transposed = KERNELS[name](
+    rows, transposed = getattr(KERNELS, name)(
         *(x.clone() if x.is_contiguous() else x for x in arguments), ours
     )
     expected, _ = getattr(reference, name)(*(x.clone() for x in arguments), right)
@@ -75,7 +75,7 @@ def test_a_kernel_stores_what_pytorch_does_by_rows_and_transposed(
 
 @runs_kernels
 @pytest.mark.parametrize(
-    "operation", [reference.quantize, KERNELS["quantize"]], ids=["pytorch", "kernel"]
+    "operation", [reference.quantize, KERNELS.quantize], ids=["pytorch", "kernel"]
 )
 def test_what_is_not_a_number_stays_so(operation):
     x = numbers(16, 16)
@@ -86,8 +86,10 @@ def test_what_is_not_a_number_stays_so(operation):
 
 def made(fp8: bool, dtype: torch.dtype = torch.bfloat16):
     torch.manual_seed(0)
-    model = tiny_llama_v4.TinyLlama(CONFIG, tiny_llama_v4.SWITCHES | {"fp8": fp8}).to(DEVICE)
-    if dtype == torch.float64:
+    exact = dtype == torch.float64
+    switches = tiny_llama_v4.SWITCHES | {"fp8": fp8}
+    model = tiny_llama_v4.TinyLlama(CONFIG, switches, REFERENCE if exact else None).to(DEVICE)
+    if exact:
         model.double()
     optimizer = MasterAdamW(model, lr=1e-3, fp8=fp8)
     precision = BF16 if dtype == torch.bfloat16 else Precision(DEVICE, None)
@@ -108,7 +110,7 @@ def gradients(fp8: bool, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch
     for _ in range(2):
         step(batch())
     return {
-        name: model.plan.gradient[parameter].double()
+        name: model.plan.buffers.gradient[parameter].double()
         for name, parameter in model.named_parameters()
     }
 
@@ -238,7 +240,7 @@ def test_it_is_refused_with_a_reason(monkeypatch, options, reason):
     capability = options.pop("capability", (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A6000")
-    monkeypatch.setattr(fp8_block.devices, "select", torch.device)
+    monkeypatch.setattr(fp8_scales.devices, "select", torch.device)
     switches = {"fp8": True, "fa4": False, "memory-plan": options.pop("memory-plan", True)}
     given = {
         "device": "cuda",
@@ -250,4 +252,4 @@ def test_it_is_refused_with_a_reason(monkeypatch, options, reason):
     } | options
     options = SimpleNamespace(switches=switches, checkpoint_activations="none", **given)
     with pytest.raises(UsageError, match=reason):
-        fp8_block.checked(options)
+        available(options)

@@ -25,7 +25,9 @@ def fill(model: torch.nn.Module, seed: int = 0) -> None:
     """Normally distributed gradients."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
-        model.plan.gradient[parameter].copy_(torch.randn(parameter.shape, generator=generator))
+        model.plan.buffers.gradient[parameter].copy_(
+            torch.randn(parameter.shape, generator=generator)
+        )
 
 
 @pytest.mark.parametrize("early", [0, 1, 2], ids="{} blocks early".format)
@@ -35,7 +37,7 @@ def test_three_steps_are_pytorchs(early):
     for _ in range(3):
         for parameter, copy in zip(model.parameters(), copies, strict=True):
             copy.grad = torch.randn_like(copy)
-            model.plan.gradient[parameter].copy_(copy.grad)
+            model.plan.buffers.gradient[parameter].copy_(copy.grad)
         for block in reversed(model.layers[len(model.layers) - early :]):
             ours.update_block(block)
         ours.step()
@@ -103,8 +105,8 @@ def test_the_working_weights_are_the_masters_rounded(no_kernels):
     fill(model)
     optimizer.step()
     for name, parameter in model.named_parameters():
-        assert torch.equal(model.plan.working[parameter], parameter.bfloat16()), name
+        assert torch.equal(model.plan.buffers.working[parameter], parameter.bfloat16()), name
         inner = name.startswith("layers.") and parameter.dim() == 2
-        assert model.plan.gradient[parameter].dtype == (
+        assert model.plan.buffers.gradient[parameter].dtype == (
             torch.bfloat16 if inner else torch.float32
         ), name

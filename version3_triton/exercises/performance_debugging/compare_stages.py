@@ -11,10 +11,11 @@ rules decide "what is wrong":
 
     start       the first loss is more than 1 nat above ln V, the loss of a uniform guess
     gradient    the optimizer never had a gradient for a parameter
-    learning    the last loss is more than 0.1 above that of Version 1, with the same data and the same initial weights
+    learning    the last loss is more than 0.1 above that of Version 1, with the same data and the
+                same initial weights
     clock       on a GPU, forward, backward and optimizer add up to less than 0.8 of a step
-    speed       the steps are slower or faster than those of stage 5 by more than 1.5: one process a side cannot tell less;
-                where the time went, the profiles stageN_profile.csv say
+    speed       the steps are slower or faster than those of stage 5 by more than 1.5: one process a
+                side cannot tell less; where the time went, the profiles stageN_profile.csv say
 """
 
 import argparse
@@ -25,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # the root of this
 
 import math
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common import cli
 from tracepage.errors import UsageError
@@ -38,10 +39,9 @@ from pydantic import NonNegativeInt
 from typing_extensions import TypedDict
 
 RECORD = re.compile(r"stage(\d+)(_fixed)?_metrics\.json")
-# the numbers of Version 1 and Version 3
-V1 = 0
+V1 = 0  # the number of Version 1 in the files' names
 V3 = 5
-# limits of the rules
+# The limits of the rules:
 START = 1.0
 LEARNING = 0.1
 CLOCK = 0.8
@@ -75,9 +75,8 @@ class Stage(NamedTuple):
     def name(self) -> str:
         if self.updates is None:
             return "Version 1"
-        return f"{self.number} {self.run['version'].split('_', 2)[-1].replace('_', ' ')}" + (
-            ", fixed" if self.fixed else ""
-        )
+        title = self.run["version"].split("_", 2)[-1].replace("_", " ")
+        return f"{self.number} {title}, fixed" if self.fixed else f"{self.number} {title}"
 
     @property
     def step(self) -> float:
@@ -104,60 +103,69 @@ def read(folder: Path) -> list[Stage]:
     UsageError: Version 1 or stage 5 is missing, a run was not completed, two runs differ in their
     configuration, or a file is damaged.
     """
-    found = []
+    stages = []
     for path in folder.glob("*_metrics.json"):
-        if match := RECORD.fullmatch(path.name):
-            number = int(match[1])
-            fixed = bool(match[2])
-            run = run_record.read_timed(path)
-            if problems := run_record.unusable(path, run):
-                raise UsageError(f"{folder}: {problems[0]}: run it again with run_all_stages.sh")
-            updates = None if number == V1 else check(path, run, StageRun)["stage"]
-            found.append(Stage(number, fixed, run, updates))
-    found.sort(key=lambda stage: stage[:2])
+        match = RECORD.fullmatch(path.name)
+        if not match:
+            continue
+        number = int(match[1])
+        run = run_record.read_timed(path)
+        problems = run_record.unusable(path, run)
+        if problems:
+            raise UsageError(f"{folder}: {problems[0]}: run it again with run_all_stages.sh")
+        updates = None if number == V1 else check(path, run, StageRun)["stage"]
+        stages.append(Stage(number, bool(match[2]), run, updates))
+    stages.sort(key=lambda stage: stage[:2])
     for number in (V1, V3):
-        if not any(stage.number == number for stage in found):
+        if not any(stage.number == number for stage in stages):
             raise UsageError(
-                f"there is no {folder}/stage{number}_metrics.json: make it with run_all_stages.sh --stages {number}"
+                f"there is no {folder}/stage{number}_metrics.json: "
+                f"make it with run_all_stages.sh --stages {number}"
             )
-    conditions = [
-        run_record.conditions(stage.run) | run_record.training_inputs(stage.run) for stage in found
-    ]
-    for stage, own in zip(found, conditions, strict=True):
-        if differing := run_record.differences(conditions[0], own):
+    for stage in stages[1:]:
+        differing = run_record.differences(conditions(stages[0]), conditions(stage))
+        if differing:
             raise UsageError(
-                f"{folder}: Version 1 and stage {stage.name} differ in {'; '.join(differing)}: run both again"
+                f"{folder}: Version 1 and stage {stage.name} differ in {'; '.join(differing)}: "
+                "run both again"
             )
-    return found
+    return stages
+
+
+def conditions(stage: Stage) -> dict[str, Any]:
+    """What two runs must share to be compared."""
+    return run_record.conditions(stage.run) | run_record.training_inputs(stage.run)
 
 
 def findings(stage: Stage, v1: Stage, v3: Stage) -> list[str]:
     """What is wrong with the stage, by the rules above."""
-    found = []
-    (first, last) = stage.losses
+    faults = []
+    first, last = stage.losses
+    _, last_of_v1 = v1.losses
     uniform = stage.run["loss"]["uniform"]
-    counted = stage.updates
+    phases = stage.phases
     if first > uniform + START:
-        found.append(f"the loss starts at {first:.1f}, a uniform guess costs {uniform:.1f}")
-    if counted and counted["updated"] < counted["parameters"]:
-        found.append(
-            f"{counted['parameters'] - counted['updated']} of {counted['parameters']} parameters never get a gradient"
+        faults.append(f"the loss starts at {first:.1f}, a uniform guess costs {uniform:.1f}")
+    if stage.updates:
+        parameters = stage.updates["parameters"]
+        idle = parameters - stage.updates["updated"]
+        if idle > 0:
+            faults.append(f"{idle} of {parameters} parameters never get a gradient")
+    if not last <= last_of_v1 + LEARNING:
+        faults.append(
+            f"it learns less: the loss ends at {last:.2f}, Version 1's at {last_of_v1:.2f}"
         )
-    if not last <= v1.losses[1] + LEARNING:
-        found.append(
-            f"it learns less: the loss ends at {last:.2f}, Version 1's at {v1.losses[1]:.2f}"
-        )
-    if stage.phases is not None and stage.phases < CLOCK and stage.run["device"]["kind"] != "cpu":
-        found.append(
-            f"the phases add up to {stage.phases:.0%} of the step: their clock does not wait for the device"
+    if phases is not None and phases < CLOCK and stage.run["device"]["kind"] != "cpu":
+        faults.append(
+            f"the phases add up to {phases:.0%} of the step: "
+            "their clock does not wait for the device"
         )
     if stage.step > SPEED * v3.step:
-        found.append(f"{stage.step / v3.step:.1f} times stage 5's step")
+        faults.append(f"{stage.step / v3.step:.1f} times stage 5's step")
     if v3.step > SPEED * stage.step:
-        found.append(
-            f"{v3.step / stage.step:.1f} times as fast as stage 5: what does it leave out?"
-        )
-    return found
+        ratio = v3.step / stage.step
+        faults.append(f"{ratio:.1f} times as fast as stage 5: what does it leave out?")
+    return faults
 
 
 def row(stage: Stage, v1: Stage) -> list[object]:
@@ -177,7 +185,7 @@ def row(stage: Stage, v1: Stage) -> list[object]:
 
 
 def report(stages: list[Stage]) -> Report:
-    """Conditions, one row for each run, what is wrong with each, and what this device cannot show."""
+    """Conditions, a row for each run, what is wrong with each, and what this device cannot show."""
     v1 = stages[0]
     v3 = next(stage for stage in stages if stage.number == V3)
     header = [
@@ -192,24 +200,16 @@ def report(stages: list[Stage]) -> Report:
     ]
     steps = len(v1.run["loss"]["all"])
     tokens = math.exp(v1.run["loss"]["uniform"])
+    text = f"{v1.run['data']['name']}, {tokens:.0f} tokens"
     result = Report("Stages compared")
-    result.text(
-        f"{run_facts.describe(v1.run)}; {steps} steps; {v1.run['data']['name']}, {tokens:.0f} tokens"
-    )
+    result.text(f"{run_facts.describe(v1.run)}; {steps} steps; {text}")
     result.table(header, [row(stage, v1) for stage in stages])
     result.section("Key observations")
-    result.facts(
-        [
-            (stage.name, "; ".join(findings(stage, v1, v3)) or "nothing found")
-            for stage in stages[1:]
-        ]
-    )
-    caveats = {
-        stage.number: stage.updates["caveat"]
-        for stage in stages
-        if stage.updates and not stage.fixed
-    }
-    result.text(*(f"Stage {number}: {caveat}." for number, caveat in caveats.items() if caveat))
+    faults = {stage.name: "; ".join(findings(stage, v1, v3)) for stage in stages[1:]}
+    result.facts([(name, text or "nothing found") for name, text in faults.items()])
+    for stage in stages:
+        if stage.updates and not stage.fixed and stage.updates["caveat"]:
+            result.text(f"Stage {stage.number}: {stage.updates['caveat']}.")
     return result
 
 

@@ -21,7 +21,8 @@ from tracepage.show import tables
 import torch
 from torch import Tensor, nn
 
-# modules with a row
+HEADER = ["output of", "min", "max", "std", "NaN", "std of its weight"]
+# The modules that get a row:
 WATCHED = re.compile(r"embed_tokens|layers\.\d+(\.self_attn|\.mlp)?|norm|lm_head")
 
 
@@ -39,7 +40,7 @@ def report(make_model: Callable[..., nn.Module], options: RunOptions) -> str:
         loss = distributed.Loss(model)(inputs, targets).item()
     uniform = math.log(options.model.vocab_size)
     heading = f"before training: loss {loss:.3f}, a uniform guess costs ln V = {uniform:.3f}"
-    return f"{heading}\n\n{tables.text(['output of', 'min', 'max', 'std', 'NaN', 'std of its weight'], rows)}"
+    return f"{heading}\n\n{tables.text(HEADER, rows)}"
 
 
 def statistics(model: nn.Module, inputs: Tensor) -> list[list[object]]:

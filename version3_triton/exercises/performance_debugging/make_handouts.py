@@ -82,11 +82,9 @@ def handout(tree: ast.Module) -> str:
     imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     script = [node for node in body if isinstance(node, ast.Assign | ast.If)]
     used = set().union(*map(names, script))
-    while (
-        more := set().union(*(names(definitions[name]) for name in used & definitions.keys()))
-        - used
-    ):
-        used |= more
+    for _ in definitions:  # The longest chain of uses has each once.
+        for name in used & definitions.keys():
+            used |= names(definitions[name])
     for node in imports:
         node.names = [
             alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) in used

@@ -9,7 +9,8 @@ none of them away. All but stage 5 take `--fixed`, which undoes the replacement.
     "stage": {"fixed": false, "parameters": 26, "updated": 26, "state_mib": 22.0, "caveat": null}
 
     parameters      tensors that the model trains
-    updated         those that the optimizer keeps moments for: AdamW makes them when a parameter first gets a gradient
+    updated         those that the optimizer keeps moments for: AdamW makes them when a parameter
+                    first gets a gradient
     state_mib       MiB of these moments
 """
 
@@ -26,12 +27,13 @@ from studies import version_files
 from tracepage.records import run_record
 from version3_triton import kernels
 from version3_triton import tiny_llama_v3 as v3
+from version3_triton.kernels import Operations
 
 import diagnose
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Stage", "StageOptions", "kernels", "v3"]
+__all__ = ["Operations", "Stage", "StageOptions", "kernels", "v3"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,20 +46,23 @@ class StageOptions(RunOptions):
 class Stage:
     description: str | None  # for --help
     file: str  # of the stage; it names the record
-    # replaces parts of Version 3's model
+    # Replaces parts of Version 3's model.
     change: Callable[[nn.Module, StageOptions], None] = lambda model, options: None
-    # the options of the run, with parts replaced
+    # The functions that the model calls, with some replaced.
+    operations: Callable[[Operations, StageOptions], Operations] = lambda table, options: table
+    # The options of the run, with parts replaced.
     replaced: Callable[[StageOptions], StageOptions] = lambda options: options
-    # a sentence about what a device cannot show, or None
+    # A sentence about what a device cannot show, or None.
     caveat: Callable[[torch.device], str | None] = lambda device: None
-    # of flags, where they are not Version 3's
+    # The defaults of flags, where they are not Version 3's.
     defaults: Mapping[str, object] = field(default_factory=dict)
-    # of the stage alone, with what argparse takes for each
+    # The flags of the stage alone, with the keywords of argparse for each.
     flags: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     fixable: bool = True  # whether it takes --fixed
 
     def make_model(self, options: StageOptions) -> nn.Module:
-        model = v3.make_model(options)
+        table = kernels.choose(options.switches, options.device)
+        model = v3.make_model(options, self.operations(table, options))
         self.change(model, options)
         return model
 
@@ -73,12 +78,12 @@ class Stage:
             action="store_true",
             help="print statistics of every layer on the first batch, and end",
         )
-        for flag, taken in self.flags.items():
-            group.add_argument(flag, **taken)
+        for flag, keywords in self.flags.items():
+            group.add_argument(flag, **keywords)
         return cli.resolve(StageOptions, cli.parse(parser, arguments), v3.SWITCHES)
 
     def train(self, options: StageOptions) -> int:
-        """A training run of the stage, or its diagnosis; errors as of a run. Returns the exit code."""
+        """A training run of the stage, or its diagnosis; returns the exit code."""
         if options.diagnose:
             print(diagnose.report(self.make_model, options))
             return 0

@@ -13,14 +13,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # the root of this clone
 
-from stages import Stage, StageOptions, v3
+from stages import Operations, Stage, StageOptions
 
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def change(model: v3.TinyLlama, options: StageOptions) -> None:
-    model.operations = {"attention": attention_of_copies if options.fixed else attention}
+def replaced(operations: Operations, options: StageOptions) -> Operations:
+    return operations._replace(attention=attention_of_copies if options.fixed else attention)
 
 
 def as_in_the_cache(x: Tensor, groups: int) -> Tensor:
@@ -43,8 +43,8 @@ def attention_of_copies(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-# grouped heads at every preset
-STAGE = Stage(__doc__, __file__, change, defaults={"num_kv_heads": 2})
+# There are grouped heads at every preset.
+STAGE = Stage(__doc__, __file__, operations=replaced, defaults={"num_kv_heads": 2})
 
 if __name__ == "__main__":
     STAGE.main()

@@ -29,7 +29,10 @@ def with_own_clock(options: StageOptions) -> StageOptions:
 def caveat(device: torch.device) -> str | None:
     if devices.is_gpu(device):
         return None
-    return "a call returns when its work is done, so the phases add up with any clock; the effect needs a GPU"
+    return (
+        "a call returns when its work is done, so the phases add up with any clock; "
+        "the effect needs a GPU"
+    )
 
 
 class PythonClock(timing.Clock):

@@ -4,7 +4,9 @@
 it must be faster. The clock is right this time, and the numbers are. But a step takes many times as
 long. Is Triton's compiler so bad?"
 
-    python v3_stage4_slow_kernels.py --num-steps 20 --profile-operators                    # on a CPU add --batch-size 1
+    python v3_stage4_slow_kernels.py --num-steps 20 --profile-operators
+
+On a CPU add --batch-size 1.
 """
 
 import sys
@@ -30,7 +32,10 @@ def change(model: v3.TinyLlama, options: StageOptions) -> None:
 
 def caveat(device: torch.device) -> str | None:
     if kernels.missing(device):
-        return "no Triton: in place of the kernel PyTorch multiplies and adds, which does the same products as slowly"
+        return (
+            "no Triton: in place of the kernel PyTorch multiplies and adds, "
+            "which does the same products as slowly"
+        )
     return None
 
 
@@ -40,7 +45,7 @@ def feed_forward(mlp: v3.FeedForward, x: Tensor) -> Tensor:  # [B, S, D] -> [B, 
 
 
 class FusedSwiGLU(torch.autograd.Function):
-    """silu(x Wg^T) * (x Wu^T) for x [B, S, D] and the weight [2 F, D] of gate and up -> [B, S, F]."""
+    """silu(x Wg^T) * (x Wu^T) [B, S, F] of x [B, S, D] and the weight [2 F, D] of gate and up."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:

@@ -15,23 +15,24 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # the root of this clone
 
 from common.precision import products_dtype
-from stages import Stage, StageOptions, kernels, v3
+from stages import Operations, Stage, StageOptions, kernels
 
 import torch
 from torch import Tensor
 
 
-def change(model: v3.TinyLlama, options: StageOptions) -> None:
+def replaced(operations: Operations, options: StageOptions) -> Operations:
     if not options.fixed:
-        model.operations = {"rms_norm": rms_norm, "add_rms_norm": add_rms_norm}
+        operations = operations._replace(rms_norm=rms_norm, add_rms_norm=add_rms_norm)
+    return operations
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """weight * x / sqrt(mean(x^2) + eps); x [..., D], weight [D]."""
     if kernels.missing(x.device):
-        # autograd sees nothing of what a kernel writes; without one, this is how to hide it
+        # Autograd sees nothing of what a kernel writes; without one, this is how to hide it.
         with torch.no_grad():
-            return kernels.reference.rms_norm(x, weight, eps)
+            return kernels.REFERENCE.rms_norm(x, weight, eps)
     from norm_kernel import normalize
 
     y = torch.empty_like(x, dtype=products_dtype(x))
@@ -47,7 +48,10 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 def caveat(device: torch.device) -> str | None:
     if kernels.missing(device):
-        return "no Triton: in place of the kernel PyTorch runs out of autograd's sight; peak memory is that of the whole process"
+        return (
+            "no Triton: in place of the kernel PyTorch runs out of autograd's sight; "
+            "peak memory is that of the whole process"
+        )
     return None
 
 
@@ -56,7 +60,7 @@ SKIP = dict(
     dest="check_gradients",
     help="train without asking whether every parameter gets a gradient",
 )
-STAGE = Stage(__doc__, __file__, change, caveat=caveat, flags={"--skip-check": SKIP})
+STAGE = Stage(__doc__, __file__, operations=replaced, caveat=caveat, flags={"--skip-check": SKIP})
 
 if __name__ == "__main__":
     STAGE.main()

@@ -16,7 +16,7 @@ def rope_kernel(
     SIGN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out = (a cos - b sin, b cos + a sin), with sin times SIGN, for the halves a and b of a head."""
+    """out = (a cos - b sin, b cos + a sin) for the halves a and b of a head, sin times SIGN."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     column = tl.arange(0, BLOCK)

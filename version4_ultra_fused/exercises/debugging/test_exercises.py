@@ -18,13 +18,14 @@ SIZES = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48}
 CONFIG = ModelConfig(vocab_size=61, num_layers=2, **SIZES)
 FP32 = Precision(torch.device("cpu"), None)
 A, B = torch.randint(61, (2, 2, 2, 16), generator=torch.Generator().manual_seed(1))  # two batches
+PYTORCH = v4.kernels.REFERENCE  # on a CPU
 adding = exercises.load(Path(__file__).parent, "adding_step")
 
 
 def prepared(make_step: Callable, learning_rate: float):
     """Model, optimizer and step, with the weights of seed 0."""
     torch.manual_seed(0)
-    model = v4.TinyLlama(CONFIG)
+    model = v4.TinyLlama(CONFIG, operations=PYTORCH)
     options: Any = SimpleNamespace(learning_rate=learning_rate)
     optimizer = v4.make_optimizer(model, options)
     return model, optimizer, make_step(model, optimizer, FP32)
@@ -57,7 +58,7 @@ def test_losses_are_those_of_version_4():
 def test_gradients_are_those_of_float64():
     for i, step in enumerate(gradients(A, B)):
         torch.manual_seed(0)
-        model = v4.TinyLlama(CONFIG).double()
+        model = v4.TinyLlama(CONFIG, operations=PYTORCH).double()
         model.loss(*(A, B)[i]).backward()  # autograd's, without a memory plan
         exact: dict[str, Any] = {
             name: parameter.grad for name, parameter in model.named_parameters()

@@ -61,10 +61,10 @@ def run(job: Callable, *arguments: object) -> list:
         futures = [
             _pool().submit(_on_one_rank, rank, store, job, arguments) for rank in range(RANKS)
         ]
-        # waits for the rank
-        errors = [error for future in futures if (error := future.exception())]
+        # This waits for the ranks.
+        errors = [error for error in [future.exception() for future in futures] if error]
     if errors:
-        # which says that the other rank has left
+        # An error of gloo says that the other rank has left.
         raise min(errors, key=lambda error: "gloo" in str(error))
     return [future.result() for future in futures]
 

@@ -101,16 +101,17 @@ def main() -> None:
         "--num-layers", type=cli.positive, default=12, metavar="L", help="default: 12"
     )
     options = cli.parse(parser)
-    here = ranks.here()
+    process = ranks.here()
     device = devices.select(options.device)
-    if not here.launched:
+    if not process.launched:
         raise UsageError(
             "start it with torchrun: torchrun --standalone --nproc-per-node 2 measure.py"
         )
     distributed.start(device, timeout=600)
-    if here.main_process:
+    if process.main_process:
         print(
-            f"{here.world_size} processes, {dist.get_backend()}, {devices.describe(device)['name']}, torch {torch.__version__}"
+            f"{process.world_size} processes, {dist.get_backend()}, "
+            f"{devices.describe(device)['name']}, torch {torch.__version__}"
         )
     rows = []
     for form in STEPS:
@@ -121,7 +122,7 @@ def main() -> None:
             rows.append([form, f"{times['median']:.3g}"])
         except NotImplementedError as error:  # on all ranks
             rows.append([form, f"not written: {error}"])
-    if here.main_process:
+    if process.main_process:
         print(tables.text(["step", "ms"], rows))
     dist.destroy_process_group()
 

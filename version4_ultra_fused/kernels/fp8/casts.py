@@ -21,7 +21,7 @@ has 2:
 
 import functools
 
-from version3_triton.kernels.checks import interpretable
+from version3_triton.kernels.checks import checked
 from version3_triton.kernels.launch_sizes import ceil_div
 from version4_ultra_fused.kernels.elementwise import swiglu_gradient
 from version4_ultra_fused.kernels.reference import Slot
@@ -56,17 +56,17 @@ def _store(x, row, column, rows, columns, out_ptr):
 
 @triton.jit
 def _quantize(
-    x_ptr,
-    rows_ptr,
-    columns_ptr,
-    scale_ptr,
-    largest_ptr,
-    N,
-    C,
-    x_row,
-    MAX: tl.constexpr,
-    TOKENS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    x_ptr,  # [N, C], rows strided
+    rows_ptr,  # the result by rows
+    columns_ptr,  # the result transposed
+    scale_ptr,  # one float32 element: s
+    largest_ptr,  # one float32 element: the largest magnitude
+    N,  # tokens
+    C,  # columns
+    x_row,  # elements between rows
+    MAX: tl.constexpr,  # the format's largest number
+    TOKENS: tl.constexpr,  # rows of a tile
+    COLUMNS: tl.constexpr,  # columns of a tile
 ):
     n = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -79,18 +79,18 @@ def _quantize(
 
 @triton.jit
 def _swiglu_quantized(
-    gate_up_ptr,
-    dy_ptr,
-    rows_ptr,
-    columns_ptr,
-    scale_ptr,
-    largest_ptr,
-    N,
-    F,
-    BACKWARD: tl.constexpr,
-    MAX: tl.constexpr,
-    TOKENS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    gate_up_ptr,  # [N, 2 F]
+    dy_ptr,  # [N, F]; or None
+    rows_ptr,  # the result by rows
+    columns_ptr,  # the result transposed
+    scale_ptr,  # one float32 element: s
+    largest_ptr,  # one float32 element: the largest magnitude
+    N,  # tokens
+    F,  # columns of gate or up
+    BACKWARD: tl.constexpr,  # whether dy is there
+    MAX: tl.constexpr,  # the format's largest number
+    TOKENS: tl.constexpr,  # rows of a tile
+    COLUMNS: tl.constexpr,  # columns of a tile
 ):
     """silu(gate) up [N, F], or backward the gradient of gate and up [N, 2 F], which take turns."""
     n = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -126,7 +126,7 @@ def _empty(rows: int, columns: int, slot: Slot) -> tuple[Tensor, Tensor]:
     return new(rows, columns), new(columns, rows)
 
 
-@interpretable
+@checked
 def quantize(x: Tensor, slot: Slot) -> tuple[Tensor, Tensor]:
     """x [N, C] in the slot's format, by rows [N, C] and transposed [C, N]. The slot takes the
     largest magnitude.
@@ -171,13 +171,13 @@ def _swiglu(gate_up: Tensor, dy: Tensor | None, slot: Slot) -> tuple[Tensor, Ten
     return rows, columns
 
 
-@interpretable
+@checked
 def swiglu_quantized(gate_up: Tensor, slot: Slot) -> tuple[Tensor, Tensor]:
     """silu(gate) up of gate_up [N, 2 F], by rows [N, F] and transposed [F, N]."""
     return _swiglu(gate_up.contiguous(), None, slot)
 
 
-@interpretable
+@checked
 def swiglu_backward_quantized(
     dhidden: Tensor, gate_up: Tensor, slot: Slot
 ) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,9 @@ losses, so that it does not depend on the batch.
 
 from collections.abc import Sequence
 
+from common import device as devices
+from common.options import Options
+from tracepage.errors import UsageError
 from version4_ultra_fused.kernels.reference import Slot
 
 import torch
@@ -16,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 HISTORY = 16  # steps
-# before the first step, of x, W and the gradient: far from both ends of the formats
+# The magnitudes of x, W and the gradient before the first step: far from both ends of the formats.
 ASSUMED = (32.0, 1.0, 4.0)
 X = 0
 WEIGHT = 1
@@ -30,6 +33,33 @@ def formats() -> tuple[torch.dtype, torch.dtype]:
     return torch.float8_e4m3fn, torch.float8_e5m2
 
 
+def refuse_fp8(options: Options) -> None:
+    """Raises UsageError, with the reason, where --enable-fp8 cannot run."""
+    reason = _reason(options)
+    if reason:
+        raise UsageError(f"--enable-fp8: {reason}")
+
+
+def _reason(options: Options) -> str | None:
+    device = devices.select(options.device)
+    model = options.model
+    if device.type != "cuda":
+        return "products in FP8 need a GPU"
+    if torch.version.hip:
+        architecture = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
+        able = architecture in ("gfx942", "gfx950")
+    else:
+        able = torch.cuda.get_device_capability(device) >= (8, 9)
+    if not able:
+        return f"{torch.cuda.get_device_name(device)} has no products in FP8"
+    if not options.use_amp or options.amp_dtype == "float16" or not options.switches["memory-plan"]:
+        return "it needs --use-amp in bfloat16, for what is not in FP8, and the memory plan"
+    widths = model.hidden_size, model.intermediate_size, model.num_key_value_heads * model.head_dim
+    if any(width % 16 for width in widths) or options.batch_size * options.seq_len % 16:
+        return "widths and the number of tokens in a batch must be multiples of 16"
+    return None
+
+
 class Scales:
     """The scales of the tensors of all products, and their largest magnitudes in the last steps.
 
@@ -41,12 +71,12 @@ class Scales:
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
-        def made(*shape: int) -> Tensor:
+        def zeros(*shape: int) -> Tensor:
             return torch.zeros(len(weights), 3, *shape, device=weights[0].device)
 
-        self.largest = made(HISTORY)
-        self.seen = made()
-        self.scale = made(4)[..., 0]  # cuBLAS reads a scale at multiples of 16 bytes
+        self.largest = zeros(HISTORY)
+        self.seen = zeros()
+        self.scale = zeros(4)[..., 0]  # cuBLAS reads a scale at multiples of 16 bytes.
         self.place = {weight: number for number, weight in enumerate(weights)}
         e4m3, e5m2 = formats()
         self.dtypes = (e4m3, e4m3, e5m2)

@@ -22,11 +22,12 @@ __all__ = ["SWITCHES", "TinyLlama", "make_model", "make_optimizer", "make_step"]
 
 def add_gradient(plan: MemoryPlan, parameter: Tensor, dy: Tensor, x: Tensor) -> None:
     """Adds the gradient dy^T x of a weight [O, I] to its buffer; dy is [N, O], and x [N, I]."""
-    gradient = plan.gradient[parameter]
-    plan.on_products_stream(parameter, lambda: gradient.add_(dy.T @ x), dy, x)
+    gradient = plan.buffers.gradient[parameter]
+    plan.schedule.on_products(parameter, lambda: gradient.add_(dy.T @ x), dy, x)
 
 
 def make_step(model: TinyLlama, optimizer: MasterAdamW, precision: Precision) -> Step:
     step = v4.make_step(model, optimizer, precision)
-    model.plan.matrix_gradient = functools.partial(add_gradient, model.plan)  # type: ignore[method-assign]
+    matrix_gradient = functools.partial(add_gradient, model.plan)
+    model.plan.matrix_gradient = matrix_gradient  # type: ignore[method-assign]
     return step

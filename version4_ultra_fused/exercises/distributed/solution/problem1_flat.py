@@ -1,4 +1,4 @@
-"""Problem 1 (flat) of ../README.md: data parallelism by hand, with one all-reduce of all gradients."""
+"""Problem 1 (flat) of ../README.md: data parallelism by hand, one all-reduce of all gradients."""
 
 import torch
 import torch.distributed as dist

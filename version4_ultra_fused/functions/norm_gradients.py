@@ -1,0 +1,56 @@
+"""The backward pass of the norm before a product, for x, the branch that was added to it, and the
+norm's weight.
+
+The sum x + branch has one gradient, which is that of both. Autograd is given it for the branch, or
+in the first block, which has none, for x in the dtype of the residual stream.
+"""
+
+from common.spans import span
+from version4_ultra_fused.kernels.reference import Norm
+from version4_ultra_fused.memory.memory_plan import MemoryPlan
+
+import torch
+from torch import Tensor
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def _dtype(ctx, dy: Tensor, norm: Norm) -> torch.dtype:
+    return norm.weight.dtype if ctx.needs_input_grad[0] else dy.dtype
+
+
+def _gradients(ctx, plan: MemoryPlan, dx: Tensor, parts: Tensor, norm: Norm) -> Gradients:
+    needs_x, needs_branch, *_ = ctx.needs_input_grad
+    dweight = plan.norm_gradient(norm.weight, parts)
+    return dx if needs_x else None, dx if needs_branch else None, dweight
+
+
+def of_norm(ctx, plan: MemoryPlan, dy: Tensor, dtotal: Tensor | None, norm: Norm) -> Gradients:
+    """The gradients of x, the branch and the norm's weight, or None where autograd needs none.
+
+    Args:
+        ctx: of a Function whose first arguments are x and branch.
+        dy: [N, D], the gradient of the norm's result.
+        dtotal: [N, D], the gradient of the sum x + branch from elsewhere, or None.
+        norm: from `add_norm`.
+    """
+    with span("norm"):
+        dtype = _dtype(ctx, dy, norm)
+        dx, parts = plan.operations.add_norm_backward(dy, dtotal, norm, dtype)
+        return _gradients(ctx, plan, dx, parts, norm)
+
+
+def through_product(
+    ctx,
+    plan: MemoryPlan,
+    product: tuple[Tensor, Tensor | None, Tensor],
+    dtotal: Tensor,
+    norm: Norm,
+) -> Gradients:
+    """`of_norm` of dy = dout W; `product` is dout [N, C], `dots` of `product_norm_backward`, and W
+    [C, D].
+    """
+    dout, dots, weight = product
+    dtype = _dtype(ctx, dout, norm)
+    dx, parts = plan.operations.product_norm_backward(dout, dots, weight, dtotal, norm, dtype=dtype)
+    return _gradients(ctx, plan, dx, parts, norm)
