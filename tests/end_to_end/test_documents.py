@@ -169,7 +169,7 @@ def shown_of_recorded_files() -> Iterator[tuple[Path, str, str]]:
     [*shown_of_recorded_files()],
     ids=lambda value: getattr(value, "stem", ""),
 )
-def test_an_output_that_a_page_shows_of_recorded_files_is_what_its_commands_print(
+def test_an_output_shown_of_recorded_files_is_what_its_commands_print(
     document, script, shown, tmp_path
 ):
     script = script.replace("python ", f"{shlex.quote(sys.executable)} ").replace(

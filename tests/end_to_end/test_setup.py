@@ -96,7 +96,7 @@ def test_a_python_that_cannot_be_used_is_refused(clone, module, source, message)
     assert not (clone.folder / ".venv").exists()
 
 
-def test_an_environment_that_is_active_or_that_set_up_has_not_made_is_not_erased(clone):
+def test_an_environment_that_is_active_or_not_of_set_up_is_not_erased(clone):
     subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", clone.folder / ".venv"], check=True
     )
