@@ -159,7 +159,8 @@ def test_whole_set_up_keeps_torch(clone):
         name: value for name, value in os.environ.items() if not name.startswith("MAKE")
     }
     clone.environment |= {"PYTHON": str(base), "PYTHONPATH": str(clone.path)}
-    shutil.copytree(ROOT / "common", clone.folder / "common")
+    for house in ("common", "tracepage"):
+        shutil.copytree(ROOT / house, clone.folder / house)
     clone.python("torch/__init__.py", "__version__ = '2.12.0+rocm7.1'")
     clone.run("make", "setup")
     for name in ("torch", "triton"):
