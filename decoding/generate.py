@@ -1,13 +1,12 @@
-"""Writes text with a trained model, one token a step, and measures the step against the bytes that
-it must read.
+"""Writes text with a trained model, one token a step, and measures the step against its bytes.
 
 The layers of a version run as they are, with a KV cache in place of their attention: the *prefill*
 reads the prompt in one pass, and then each *decode* step reads all weights and the cache for one
 token. Saved weights have Version 1's names, so those of any version write with any version's
 operations. Without a checkpoint weights are random, and only times mean anything.
 
-    python generate.py --checkpoint ../version1_pytorch_baseline/model --prompt "def " python
-    generate.py --preset large --prompt-tokens 512 --operations fused --capture-step --measure-peak
+    python generate.py --checkpoint ../version1_pytorch_baseline/model --prompt "def "
+    python generate.py --preset large --prompt-tokens 512 --operations fused --capture-step
 """
 
 import sys

@@ -1,5 +1,4 @@
-"""Times every matrix product of the model, each alone, and compares it with the measured limits of
-this device.
+"""Times each matrix product of the model alone, and compares it with the device's measured limits.
 
     python analyze_gemm_operations.py --model-config tiny_llama_v1_config.yaml \\
         --batch-sizes "4,8,16,32" --sequence-lengths "64,128,256"

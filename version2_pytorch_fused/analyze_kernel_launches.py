@@ -1,9 +1,8 @@
-"""Counts the launches in what any profiler recorded: how many, how long, how busy the GPU was, and
-how many are short.
+"""Counts launches in a profiler's file: how many, how long, how many short, how busy the GPU is.
 
     rocprofv3 --kernel-trace --output-format csv -o results.csv -- python tiny_llama_v2.py
-    --num-steps 30 python analyze_kernel_launches.py --trace-file results.csv python
-    analyze_kernel_launches.py --trace-file ./complete_rocm_analysis --top 30 --csv-out launches.csv
+    python analyze_kernel_launches.py --trace-file results.csv
+    python analyze_kernel_launches.py --trace-file ./complete_rocm_analysis --csv-out launches.csv
 
 rocprofv3 calls that file results.csv_kernel_trace.csv; the name that it was given finds it. A
 PyTorch trace, a profile_*.json, rocprofv3's statistics or database, rocprof-compute's pmc_perf.csv

@@ -1,10 +1,9 @@
-"""Compares what two versions launch in a training step: kernels on a GPU, operator calls that do
-work on a CPU.
+"""Compares what two versions launch in a step: kernels on a GPU, working operator calls on a CPU.
 
-    (cd ../version1_pytorch_baseline && python run_pytorch_profiler.py --batch-size 8) python
-    run_pytorch_profiler.py --batch-size 8 --profile-dir ./fusion_analysis python
-    analyze_kernel_reduction.py --baseline ../version1_pytorch_baseline/pytorch_profiles --fused
-    ./fusion_analysis
+    (cd ../version1_pytorch_baseline && python run_pytorch_profiler.py --batch-size 8)
+    python run_pytorch_profiler.py --batch-size 8 --profile-dir ./fusion_analysis
+    python analyze_kernel_reduction.py --fused ./fusion_analysis \\
+        --baseline ../version1_pytorch_baseline/pytorch_profiles
 
 Counts and times by kind of work, by span and by name, before and after. Writes kernel_reduction.csv
 and .md into --output-dir. Profiles of different devices, shapes or precisions are refused (exit

@@ -1,7 +1,7 @@
 """Compares two versions: the newest runs and profiles in their folders that can be compared.
 
 python compare_versions.py --v1 ../version1_pytorch_baseline --v2 .
-python compare_versions.py --v1 ../version1_pytorch_baseline --v2 . --output version_comparison.md
+python compare_versions.py --v1 ../version1_pytorch_baseline --v2 . --output comparison.md
 """
 
 import argparse

@@ -1,5 +1,4 @@
-"""Measures what each fusion of Version 2 brings, alone and together with the others, in one process
-and interleaved.
+"""Measures what each fusion of Version 2 brings, alone and with others, interleaved in a process.
 
     python fusion_ablation_study.py                        # none, each alone, all but each, all
     python fusion_ablation_study.py --all-combinations     # all 16

@@ -1,9 +1,7 @@
-"""Searches a batch size for Version 2: for most tokens a second, for samples that cost no time, or
-for the memory.
+"""Searches a batch size for Version 2: by throughput, by samples that cost no time, or by memory.
 
-    python optimize_batch_size.py --target-memory-usage 0.8 --seq-len 128 --optimization-target
-    throughput python optimize_batch_size.py --optimization-target memory --preset small
-    --disable-flash-attention
+    python optimize_batch_size.py --target-memory-usage 0.8 --optimization-target throughput
+    python optimize_batch_size.py --optimization-target memory --disable-flash-attention
 
 Flags that are not listed here go to the version. Each batch size is tried in a process of its own,
 so that running out of memory ends a trial and not the search. Writes batch_search.json (measured)

@@ -1,13 +1,12 @@
-"""Compares two runs: is the current one fast enough, and does it learn the same? Exit code 1 on a
-regression.
+"""Compares two runs: is the current one fast enough, and does it learn the same?
 
-    (cd ../version1_pytorch_baseline && python tiny_llama_v1.py --metrics-out
-    ../version1_baseline_metrics.json) python tiny_llama_v2.py --metrics-out version2_metrics.json
-    python performance_regression_test.py --baseline-results ../version1_baseline_metrics.json \\
-        --current-results ./version2_metrics.json --min-speedup 1.3
+    python ../version1_pytorch_baseline/tiny_llama_v1.py --metrics-out version1_metrics.json
+    python tiny_llama_v2.py --metrics-out version2_metrics.json
+    python performance_regression_test.py --baseline-results version1_metrics.json \\
+        --current-results version2_metrics.json --min-speedup 1.3
 
-Runs on different devices, shapes, number formats or versions of PyTorch, and runs that were
-interrupted, are refused (2).
+The exit code is 1 on a regression. Runs on different devices, shapes, number formats or versions of
+PyTorch, and runs that were interrupted, are refused (2).
 """
 
 import argparse

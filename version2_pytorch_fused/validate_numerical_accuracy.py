@@ -1,15 +1,13 @@
-"""Compares any two version files on the same weights and batch: logits, loss and every gradient.
-Exit code 1 past the tolerance.
+"""Compares two version files on the same weights and batch: logits, loss and every gradient.
 
-    python validate_numerical_accuracy.py --baseline ../version1_pytorch_baseline/tiny_llama_v1.py
-    \\
-        --optimized ./tiny_llama_v2.py --tolerance 1e-4
-    python validate_numerical_accuracy.py --baseline ../version1_pytorch_baseline/tiny_llama_v1.py
-    \\
-        --optimized ./tiny_llama_v2.py --disable-flash-attention --enable-torch-compile
+    baseline=../version1_pytorch_baseline/tiny_llama_v1.py
+    python validate_numerical_accuracy.py --baseline $baseline --optimized tiny_llama_v2.py \\
+        --tolerance 1e-4
+    python validate_numerical_accuracy.py --baseline $baseline --optimized tiny_llama_v2.py \\
+        --disable-flash-attention --enable-torch-compile
 
-Flags that are not listed here go to the optimized version. --use-amp applies to it alone; the
-baseline stays in fp32.
+The exit code is 1 past the tolerance. Flags that are not listed here go to the optimized version.
+--use-amp applies to it alone; the baseline stays in fp32.
 """
 
 import sys

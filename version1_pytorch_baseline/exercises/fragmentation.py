@@ -1,7 +1,6 @@
-"""Trains Version 1 with sequence lengths that vary, and shows what the pool of a GPU's memory
-holds.
+"""Trains Version 1 with varying sequence lengths, and shows what a GPU's memory pool holds.
 
-python exercises/fragmentation.py --preset small --seq-len 512   # needs a GPU; a minute
+    python exercises/fragmentation.py --preset small --seq-len 512   # needs a GPU; a minute
 
 Every kind of lengths begins with an empty pool. fragmentation.json has the rows.
 """

@@ -7,7 +7,7 @@ A harness takes a device, times a launch on it, and returns a Claim. A device ha
     synchronize()    waits until all launched work is done
     now()            seconds on the host's clock
     launches         how many launches there were
-    processes(n)     the device as this process and the next n - 1 find it; of the simulated one alone
+    processes(n)     the device as n processes find it, this one first (simulated GPU only)
 """
 
 import functools

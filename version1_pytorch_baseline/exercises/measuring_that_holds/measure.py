@@ -1,11 +1,10 @@
-"""Calls the checks of starter/checks.py, on a simulated GPU or a real one, and its p_value on a
-benchmark's processes.
+"""Calls your checks on a simulated GPU or a real one, or your p_value on a benchmark's processes.
 
     python measure.py
     python measure.py --gpu measuring.json
     python measure.py --processes benchmark.json
 
-KERNEL_EXERCISES=solution takes the solution.
+KERNEL_EXERCISES=solution takes solution/checks.py in place of starter/checks.py.
 """
 
 import argparse

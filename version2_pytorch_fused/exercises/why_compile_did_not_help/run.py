@@ -1,5 +1,6 @@
-"""Trains Version 2 with the additions of starter/, or with KERNEL_EXERCISES=solution of solution/.
-Flags as Version 2.
+"""Trains Version 2 with the additions of starter/; its flags are Version 2's.
+
+KERNEL_EXERCISES=solution takes those of solution/.
 """
 
 import sys
