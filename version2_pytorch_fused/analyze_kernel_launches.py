@@ -21,26 +21,10 @@ from tracepage.views import launches
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--trace-file",
-        type=Path,
-        required=True,
-        metavar="FILE|DIR",
-        help="what a profiler wrote, or its folder",
-    )
-    parser.add_argument(
-        "--top",
-        type=cli.positive,
-        default=15,
-        metavar="N",
-        help="kernels in the table (default: 15)",
-    )
-    parser.add_argument(
-        "--csv-out",
-        type=Path,
-        metavar="FILE",
-        help="write all kernels, with full names and times in ns",
-    )
+    add = parser.add_argument
+    add("--trace-file", type=Path, required=True, metavar="FILE|DIR", help="a profiler's output")
+    add("--top", type=cli.positive, default=15, metavar="N", help="rows of the table (default: 15)")
+    add("--csv-out", type=Path, metavar="FILE", help="write all kernels, with full names, in ns")
     options = cli.parse(parser)
     print(launches.analyze(options.trace_file, options.top, options.csv_out))
 

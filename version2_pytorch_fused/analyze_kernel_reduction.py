@@ -22,25 +22,12 @@ from tracepage.views import compare
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    what = "newest profile_*.json is taken, or else what another profiler wrote"
-    parser.add_argument(
-        "--baseline", type=Path, required=True, metavar="DIR|FILE", help=f"of a folder the {what}"
-    )
-    parser.add_argument(
-        "--fused",
-        type=Path,
-        required=True,
-        metavar="DIR|FILE",
-        help="the same, of the fused version",
-    )
+    add = parser.add_argument
+    newest = "of a folder the newest profile_*.json is taken, or else what another profiler wrote"
+    add("--baseline", type=Path, required=True, metavar="DIR|FILE", help=newest)
+    add("--fused", type=Path, required=True, metavar="DIR|FILE", help="of the fused version")
     cli.add_output_dir(parser, "kernel_reduction")
-    parser.add_argument(
-        "--top",
-        type=cli.positive,
-        default=15,
-        metavar="N",
-        help="names in each table (default: 15)",
-    )
+    add("--top", type=cli.positive, default=15, help="names in each table (default: 15)")
     options = cli.parse(parser)
     report = compare.kernel_reduction(options.baseline, options.fused, options.top)
     print(report.publish(options.output_dir, "kernel_reduction"))

@@ -50,55 +50,16 @@ def sizes(text: str) -> list[int] | None:
 def main() -> int:
     parser = version_files.parser(__doc__, "--batch-size", "--seq-len", "--capture-step")
     add = parser.add_argument
+    add("--models", type=names, default="v1,v2", help="or: available (default: v1,v2)")
+    add("--batch-sizes", type=sizes, default="4,8,16,32", help="or: preset (default: 4,8,16,32)")
     add(
-        "--models",
-        type=names,
-        default=["v1", "v2"],
-        metavar="NAMES",
-        help="or: available (default: v1,v2)",
+        "--seq-lengths", type=sizes, default="128,256,512", help="or: preset (default: 128,256,512)"
     )
-    add(
-        "--batch-sizes",
-        type=sizes,
-        default=[4, 8, 16, 32],
-        metavar="LIST",
-        help="or: preset (default: 4,8,16,32)",
-    )
-    add(
-        "--seq-lengths",
-        type=sizes,
-        default=[128, 256, 512],
-        metavar="LIST",
-        help="or: preset (default: 128,256,512)",
-    )
-    add(
-        "--metrics",
-        type=names,
-        default=["throughput", "memory", "accuracy"],
-        metavar="NAMES",
-        help="default: all but energy",
-    )
-    add(
-        "--num-steps",
-        type=cli.positive,
-        default=5,
-        metavar="N",
-        help="timed, in each process (default: 5)",
-    )
-    add(
-        "--repeats",
-        type=cli.positive,
-        default=3,
-        metavar="N",
-        help="processes a cell, in turn (default: 3)",
-    )
-    add(
-        "--timeout",
-        type=cli.positive,
-        default=600,
-        metavar="SECONDS",
-        help="of each process (default: 600)",
-    )
+    metrics = "throughput,memory,accuracy"
+    add("--metrics", type=names, default=metrics, help="or: energy (default: the others)")
+    add("--num-steps", type=cli.positive, default=5, help="timed, in each process (default: 5)")
+    add("--repeats", type=cli.positive, default=3, help="processes a cell, in turn (default: 3)")
+    add("--timeout", type=cli.positive, default=600, help="seconds of a process (default: 600)")
     cli.add_output_dir(parser, "benchmark_suite")
     options = cli.parse(parser)
     known = known_models.find()

@@ -27,17 +27,9 @@ def main() -> int:
     maximum = batch_size.MAXIMUM
     searched = "what to search for (default: throughput)"
     add("--optimization-target", choices=batch_size.TARGETS, default="throughput", help=searched)
-    share = (
-        "share of the device's memory that the peak may take, above 0 and at most 1 (default: 0.9)"
-    )
-    add("--target-memory-usage", type=float, default=0.9, metavar="X", help=share)
-    add(
-        "--max-batch-size",
-        type=cli.positive,
-        default=maximum,
-        metavar="B",
-        help=f"default: {maximum}",
-    )
+    share = "share of the device's memory for the peak, above 0 and at most 1 (default: 0.9)"
+    add("--target-memory-usage", type=float, default=0.9, help=share)
+    add("--max-batch-size", type=cli.positive, default=maximum, help=f"default: {maximum}")
     cli.add_output_dir(parser, "batch_size_search")
     arguments, own_flags = cli.parse_known(parser)
     path = writable_file(

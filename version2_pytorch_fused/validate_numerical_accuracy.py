@@ -21,22 +21,10 @@ from studies import accuracy, version_files
 
 def main() -> int:
     parser = version_files.parser(__doc__, "--capture-step")
-    parser.add_argument(
-        "--baseline",
-        type=Path,
-        required=True,
-        metavar="FILE.py",
-        help="the version that is assumed to be correct",
-    )
-    parser.add_argument(
-        "--optimized", type=Path, required=True, metavar="FILE.py", help="the version to check"
-    )
-    parser.add_argument(
-        "--tolerance",
-        type=cli.amount,
-        default=1e-4,
-        help="largest error that passes (default: 1e-4)",
-    )
+    add = parser.add_argument
+    add("--baseline", type=Path, required=True, metavar="FILE.py", help="the version that is right")
+    add("--optimized", type=Path, required=True, metavar="FILE.py", help="the version to check")
+    add("--tolerance", type=cli.amount, default=1e-4, help="largest passing error (default: 1e-4)")
     arguments, own_flags = cli.parse_known(parser)
     options = version_files.resolve(arguments)
     baseline = version_files.load(arguments.baseline)
