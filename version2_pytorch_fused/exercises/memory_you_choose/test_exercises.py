@@ -5,6 +5,7 @@ Kept bytes and peaks are those of the CPU's allocator, in bf16 by autocast.
 """
 
 import functools
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,7 @@ def loss(model: tiny_llama_v2.TinyLlama) -> Tensor:
 
 def allocated(work: Callable[[], object], path: Path) -> tuple[int, int]:
     """Bytes that are left after it, and the most at once."""
+    gc.collect()  # Otherwise garbage of earlier work may be freed while memory is counted.
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = work()
     profiler.export_chrome_trace(str(path))
