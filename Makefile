@@ -59,7 +59,7 @@ types: $(STAMP) ## check types with mypy (1 min)
 	.venv/bin/python -m mypy
 
 clean: ## remove the environment and caches; what runs have written stays
-	rm -rf .venv .pytest_cache .ruff_cache *.egg-info
+	rm -rf .venv build .pytest_cache .ruff_cache *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): setup.sh pyproject.toml constraints.txt

@@ -1,13 +1,12 @@
-"""Writes text with a trained model, one token a step, and measures the step against the bytes that
-it must read.
+"""Writes text with a trained model, one token a step, and measures the step against its bytes.
 
 The layers of a version run as they are, with a KV cache in place of their attention: the *prefill*
 reads the prompt in one pass, and then each *decode* step reads all weights and the cache for one
 token. Saved weights have Version 1's names, so those of any version write with any version's
 operations. Without a checkpoint weights are random, and only times mean anything.
 
-    python generate.py --checkpoint ../version1_pytorch_baseline/model --prompt "def " python
-    generate.py --preset large --prompt-tokens 512 --operations fused --capture-step --measure-peak
+    python generate.py --checkpoint ../version1_pytorch_baseline/model --prompt "def "
+    python generate.py --preset large --prompt-tokens 512 --operations fused --capture-step
 """
 
 import sys
@@ -41,15 +40,12 @@ from pydantic import ValidationError
 from torch import Tensor
 
 HERE = Path(__file__).resolve().parent
-VERSIONS = {
-    path.stem[-2:]: path for path in sorted(HERE.parent.glob("version[1-3]_*/tiny_llama_v*.py"))
-}
+SCRIPTS = sorted(HERE.parent.glob("version[1-3]_*/tiny_llama_v*.py"))
+VERSIONS = {path.stem[-2:]: path for path in SCRIPTS}
 
 
 class Decoder:
-    """A version's model with a KV cache: its own layers run, with `attend` in place of their
-    attention.
-    """
+    """A version's model with a KV cache: its layers run with `attend` as their attention."""
 
     def __init__(self, operations: str, options: Options, length: int, dtype: torch.dtype) -> None:
         """`length`: of the prompt and of all that follows."""
@@ -74,33 +70,29 @@ class Decoder:
             self.model = make_model().to(self.device)
         self.tables = self.model.cos, self.model.sin  # [S_max, Dh], which stay float32
         self.model.to(dtype)
-        shape = (
-            2,
-            self.config.num_layers,
-            self.config.num_key_value_heads,
-            length,
-            self.config.head_dim,
-        )
-        # [L, K, T, Dh] each
-        self.keys, self.values = torch.zeros(shape, dtype=dtype, device=self.device)
+        layers = self.config.num_layers
+        shape = (2, layers, self.config.num_key_value_heads, length, self.config.head_dim)
+        cache = torch.zeros(shape, dtype=dtype, device=self.device)
+        self.keys, self.values = cache  # [L, K, T, Dh] each
         self.ids = torch.zeros(length, dtype=torch.long, device=self.device)  # prompt and text
-        # of the newest token, which the cache lacks
+        # The position is that of the newest token, which the cache lacks.
         self.position = torch.zeros(1, dtype=torch.long, device=self.device)
-        self.one: Callable[[Tensor, Tensor], Tensor] = self.logits  # of a decode step
+        self.one: Callable[[Tensor, Tensor], Tensor] = self.logits  # The logits of a decode step.
         if operations == "fused":
             from decoding import decode_kernels
 
             self.one = decode_kernels.fused(self)
 
     @torch.no_grad()
-    # [S], [S] -> [V], of the token after the last
-    def logits(self, ids: Tensor, positions: Tensor) -> Tensor:
-        self.positions, self.layers = positions, zip(self.keys, self.values, strict=True)
+    def logits(self, ids: Tensor, positions: Tensor) -> Tensor:  # [S], [S] -> [V]
+        """The logits of the token after the last."""
+        self.positions = positions
+        self.layers = zip(self.keys, self.values, strict=True)
         self.model.cos, self.model.sin = (table[positions] for table in self.tables)  # [S, Dh]
         return self.model.lm_head(self.model.hidden_states(ids[None])[0, -1])
 
-    # [1, H, S, Dh], 2 x [1, K, S, Dh] -> [1, H, S, Dh]
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """[1, H, S, Dh], 2 x [1, K, S, Dh] -> [1, H, S, Dh]."""
         keys, values = next(self.layers)  # [K, T, Dh]
         self.cache.append(keys, values, k, v, self.positions)
         if q.shape[2] > 1:  # a prompt: nothing stands before it
@@ -108,15 +100,11 @@ class Decoder:
         return self.cache.attend(q, keys, values, self.positions)
 
     def choose(self, logits: Tensor) -> Tensor:  # [V] -> [1]
-        """The likeliest token; with a temperature, token i with the probability softmax(logits /
-        temperature)_i.
-        """
-        # noise of Gumbel's distribution makes the largest a draw of that softmax
+        """The likeliest token, or with a temperature a draw from softmax(logits / temperature)."""
         if self.temperature:
-            logits = (
-                logits.float() / self.temperature
-                - torch.empty_like(logits, dtype=torch.float32).exponential_().log()
-            )
+            noise = torch.empty_like(logits, dtype=torch.float32).exponential_().log()
+            # Noise of Gumbel's distribution makes the largest a draw from that softmax.
+            logits = logits.float() / self.temperature - noise
         return logits.argmax(0, keepdim=True)
 
     def prefill(self, prompt: Tensor) -> None:
@@ -127,9 +115,7 @@ class Decoder:
         self.ids.index_copy_(0, self.position, self.choose(logits))
 
     def step(self) -> None:
-        """Writes one more token. No shape changes and the host reads nothing, so that a graph can
-        hold the step.
-        """
+        """Writes one more token. No shape changes and the host reads nothing: a graph can do it."""
         logits = self.one(self.ids[self.position], self.position)
         self.position += 1
         self.ids.index_copy_(0, self.position, self.choose(logits))
@@ -137,7 +123,8 @@ class Decoder:
 
 def saved(folder: Path) -> tuple[ModelConfig, dict[str, Tensor], Any]:
     """What --save-model has written: sizes, weights under Version 1's names, and the tokenizer.
-    UsageError: it did not.
+
+    UsageError: --save-model has not written this folder.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -145,27 +132,24 @@ def saved(folder: Path) -> tuple[ModelConfig, dict[str, Tensor], Any]:
 
     try:
         config = ModelConfig.from_transformers(files.read_json(folder / "config.json"))
-        state = {
-            name.removeprefix("model."): weight
-            for name, weight in load_file(folder / "model.safetensors").items()
-        }
+        tensors = load_file(folder / "model.safetensors")
+        state = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     except (KeyError, ValidationError, SafetensorError, OSError) as error:
         raise UsageError(
             f"--checkpoint: {folder} holds no model that --save-model has written ({error})"
         ) from error
-    # which only a model of text has
+    state["lm_head.weight"] = state["embed_tokens.weight"]
+    # Only a model of text has a tokenizer.
     tokenizer = Tokenizer.from_str(files.read_text(folder / "tokenizer.json"))
-    return config, state | {"lm_head.weight": state["embed_tokens.weight"]}, tokenizer
+    return config, state, tokenizer
 
 
 def measure(
     decoder: Decoder, prompt: Tensor, tokens: int, captured: bool, seed: int
 ) -> tuple[list[float], list[float]]:
-    """The ms of prefills, and of each decode step that writes the text which stands in
-    `decoder.ids` afterwards.
-    """
+    """The ms of prefills, and of each decode step that writes the text in `decoder.ids`."""
     step = decoder.step
-    prefill = functools.partial(decoder.prefill, prompt)
+    prefill: Callable[[], None] = functools.partial(decoder.prefill, prompt)
     if captured:
         step = devices.capture_graph(step)
         prefill = devices.capture_graph(prefill)
@@ -177,107 +161,76 @@ def measure(
     return prefills, benchmark(step, decoder.device, warmup=0, iterations=tokens - 1)
 
 
-def recorded(
+def make_record(
     arguments: Namespace, decoder: Decoder, prompt: int, times: tuple[list[float], ...]
 ) -> Decoding:
-    """The record: times, and by formula the bytes and FLOPs of the prefill and of a mean decode
-    step.
-    """
+    """Times, and by formula the bytes and FLOPs of the prefill and of a mean decode step."""
     config = decoder.config
     dtype = decoder.keys.dtype
-    (prefill_ms, token_ms) = map(summarize, times)
-    length = prompt + arguments.tokens // 2  # in the mean
+    prefill_ms, token_ms = map(summarize, times)
+    length = prompt + arguments.tokens // 2  # the mean
     weight_bytes, cache_bytes = decoder.cache.token_bytes(config, length, dtype.itemsize)
+    step_bytes = weight_bytes + cache_bytes
+    rate = 1e3 * step_bytes / token_ms["median"]
     one = flops.forward(config, 1, 1)
     whole = flops.forward(config, 1, prompt)
-    rate = 1e3 * (weight_bytes + cache_bytes) / token_ms["median"]
-    # the head reads the last position alone
+    step_flops = one["total"] + (length - 1) * one["attention"]
+    # The head reads the last position alone.
     prefill_flops = whole["total"] - whole["head"] + one["head"]
+    prefill_bytes = sum(decoder.cache.token_bytes(config, prompt, dtype.itemsize))
     precision = Precision(decoder.device, None if dtype == torch.float32 else dtype)
     peak = ceilings.measure(decoder.device, precision) if arguments.measure_peak else None
-    return cast(
-        Decoding,
-        record.header(files.schema_of(Decoding), decoder.device, precision.name, model=config)
-        | {
-            "preset": arguments.preset,
-            "operations": arguments.operations,
-            "mode": "captured" if arguments.capture_step else "eager",
-            "prompt_tokens": prompt,
-            "tokens": arguments.tokens,
-            "prefill_ms": prefill_ms,
-            "token_ms": token_ms,
-            "weight_bytes": weight_bytes,
-            "cache_bytes": cache_bytes,
-            "bytes_per_second": rate,
-            "copy_percent": peak and 100 * rate / peak["bytes_per_second"],
-            "ceilings": peak,
-            "token_intensity": (one["total"] + (length - 1) * one["attention"])
-            / (weight_bytes + cache_bytes),
-            "prefill_flops": prefill_flops,
-            "prefill_intensity": prefill_flops
-            / sum(decoder.cache.token_bytes(config, prompt, dtype.itemsize)),
-        },
-    )
+    schema = files.schema_of(Decoding)
+    measured = record.header(schema, decoder.device, precision.name, model=config)
+    measured |= {
+        "preset": arguments.preset,
+        "operations": arguments.operations,
+        "mode": "captured" if arguments.capture_step else "eager",
+        "prompt_tokens": prompt,
+        "tokens": arguments.tokens,
+        "prefill_ms": prefill_ms,
+        "token_ms": token_ms,
+        "weight_bytes": weight_bytes,
+        "cache_bytes": cache_bytes,
+        "bytes_per_second": rate,
+        "copy_percent": peak and 100 * rate / peak["bytes_per_second"],
+        "ceilings": peak,
+        "token_intensity": step_flops / step_bytes,
+        "prefill_flops": prefill_flops,
+        "prefill_intensity": prefill_flops / prefill_bytes,
+    }
+    return cast(Decoding, measured)
 
 
-def report(measured: Decoding) -> None:
-    decode = measured["token_ms"]
+def print_record(measured: Decoding) -> None:
+    prefill = measured["prefill_ms"]["median"]
+    ms = measured["token_ms"]
+    weight_mb = measured["weight_bytes"] / 1e6
+    cache_mb = measured["cache_bytes"] / 1e6
     copy = measured["copy_percent"]
-    print(
-        f"prefill   {measured['prefill_ms']['median']:.3g} ms for {measured['prompt_tokens']} tokens"
-    )
-    print(
-        f"decode    {decode['median']:.4g} ms a token (p20 {decode['p20']:.4g}, p80 {decode['p80']:.4g})"
-    )
-    print(f"tokens/s  {1e3 / decode['median']:,.4g}")
-    print(
-        f"MB/token  {measured['weight_bytes'] / 1e6:,.4g} of weights, {measured['cache_bytes'] / 1e6:,.3g} of cache"
-    )
-    print(
-        f"GB/s      {measured['bytes_per_second'] / 1e9:,.4g}"
-        + (f", {copy:.1f}% of a measured copy" if copy else "")
-    )
+    share = f", {copy:.1f}% of a measured copy" if copy else ""
+    print(f"prefill   {prefill:.3g} ms for {measured['prompt_tokens']} tokens")
+    print(f"decode    {ms['median']:.4g} ms a token (p20 {ms['p20']:.4g}, p80 {ms['p80']:.4g})")
+    print(f"tokens/s  {1e3 / ms['median']:,.4g}")
+    print(f"MB/token  {weight_mb:,.4g} of weights, {cache_mb:,.3g} of cache")
+    print(f"GB/s      {measured['bytes_per_second'] / 1e9:,.4g}{share}")
 
 
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=__doc__)
     source = result.add_mutually_exclusive_group(required=True)
-    add = result.add_argument
     source.add_argument(
         "--checkpoint", type=Path, metavar="DIR", help="a folder that --save-model has written"
     )
     source.add_argument(
-        "--prompt-tokens",
-        type=cli.positive,
-        metavar="N",
-        help="random weights, after N random tokens",
+        "--prompt-tokens", type=cli.positive, metavar="N", help="random weights and N random tokens"
     )
     cli.add(result, "--preset", "--config", "--seed", "--device", "--capture-step")
-    add(
-        "--prompt",
-        default="def ",
-        metavar="TEXT",
-        help="what the text begins with (default: 'def ')",
-    )
-    add(
-        "--tokens",
-        type=cli.positive,
-        default=64,
-        metavar="N",
-        help="tokens to write, at least 4 (default: 64)",
-    )
-    add(
-        "--temperature",
-        type=cli.amount,
-        default=0.0,
-        help="0 writes the likeliest token (default), 1 draws as the model says",
-    )
-    add(
-        "--operations",
-        choices=(*VERSIONS, "fused"),
-        default="v2",
-        help="a version's, or the kernels of decode_kernels.py",
-    )
+    add = result.add_argument
+    add("--prompt", default="def ", metavar="TEXT", help="begins the text (default: 'def ')")
+    add("--tokens", type=cli.positive, default=64, metavar="N", help="at least 4 (default: 64)")
+    add("--temperature", type=cli.amount, default=0.0, help="0: the likeliest token, 1: a draw")
+    add("--operations", choices=(*VERSIONS, "fused"), default="v2", help="fused: decode_kernels.py")
     add("--measure-peak", action="store_true", help="time a large copy, for the %% of its rate")
     add("--metrics-out", type=Path, metavar="FILE", help="file for the record")
     return result
@@ -297,17 +250,17 @@ def main() -> None:
         prompt = torch.tensor(tokenizer.encode(arguments.prompt).ids)
     length = len(prompt) + arguments.tokens
     longest = options.model.max_sequence_length
-    # a capture first writes three tokens
+    # A capture first writes three tokens.
     if not len(prompt) or arguments.tokens < 4 or length > longest:
         raise UsageError(
-            f"a prompt of {len(prompt)}, --tokens {arguments.tokens}: give at least 1 and 4, at most {longest} in all"
+            f"a prompt of {len(prompt)}, --tokens {arguments.tokens}: "
+            f"give at least 1 and 4, at most {longest} in all"
         )
     if arguments.capture_step:
         capture.check_supported(device)
     half = devices.is_gpu(device) and torch.cuda.is_bf16_supported(including_emulation=False)
-    decoder = Decoder(
-        arguments.operations, options, length, torch.bfloat16 if half else torch.float32
-    )
+    dtype = torch.bfloat16 if half else torch.float32
+    decoder = Decoder(arguments.operations, options, length, dtype)
     if tokenizer:
         decoder.model.load_state_dict(state)
     decoder.temperature = arguments.temperature
@@ -316,8 +269,8 @@ def main() -> None:
     )
     if tokenizer:
         print(tokenizer.decode(decoder.ids[:length].tolist()), end="\n\n")
-    measured = recorded(arguments, decoder, len(prompt), times)
-    report(measured)
+    measured = make_record(arguments, decoder, len(prompt), times)
+    print_record(measured)
     if arguments.metrics_out:
         files.write_measurement(arguments.metrics_out, measured, "--metrics-out")
 

@@ -1,6 +1,4 @@
-"""Tests for the problems, the same for starter/ and solution/ (KERNEL_EXERCISES=solution selects
-that).
-"""
+"""Tests for the problems: of starter/, or with KERNEL_EXERCISES=solution of solution/."""
 
 from pathlib import Path
 
@@ -16,18 +14,13 @@ SHAPES = [(4, 4), (8, 2), (3, 1)]  # H and K
 
 
 def prompt(heads: int, kv_heads: int) -> tuple[torch.Tensor, ...]:
-    """q, k and v of five tokens in float64, and caches of eight positions that hold the rest of an
-    older text.
-    """
+    """q, k, v of five tokens in float64, and caches of eight positions that hold an older text."""
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, n, 5, 16, dtype=torch.float64) for n in (heads, kv_heads, kv_heads))
-    return (
-        q,
-        k,
-        v,
-        torch.randn(kv_heads, 8, 16, dtype=torch.float64),
-        torch.randn(kv_heads, 8, 16, dtype=torch.float64),
-    )
+    query = (1, heads, 5, 16)
+    new = (1, kv_heads, 5, 16)
+    cached = (kv_heads, 8, 16)
+    shapes = (query, new, new, cached, cached)
+    return tuple(torch.randn(shape, dtype=torch.float64) for shape in shapes)
 
 
 def test_problem1_append():
@@ -42,9 +35,7 @@ def test_problem1_append():
 
 @pytest.mark.parametrize("heads, kv_heads", SHAPES)
 def test_problem1_attend(heads, kv_heads):
-    """Token by token it is causal attention of the whole prompt, whatever stands in the cache after
-    the position.
-    """
+    """Token by token it is causal attention of the prompt, whatever else stands in the cache."""
     q, k, v, keys, values = prompt(heads, kv_heads)
     expected = attention(q, k, v)
     for i in range(5):
@@ -56,9 +47,7 @@ def test_problem1_attend(heads, kv_heads):
 
 
 def test_problem1_reads_no_position():
-    """On the device `meta` no number exists, so code that reads one fails; a captured step reads
-    none either.
-    """
+    """On the device `meta` no number exists, so code that reads one fails, as in a capture."""
     q = torch.empty(1, 8, 1, 16, device="meta")
     keys = torch.empty(2, 8, 16, device="meta")
     position = torch.empty(1, dtype=torch.long, device="meta")

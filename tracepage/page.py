@@ -1,7 +1,9 @@
 """Makes one HTML page of a run, or of two side by side.
 
-python page.py pytorch_profiles
-python page.py profile_a.json profile_b.json --output two.html
+    tracepage pytorch_profiles
+    tracepage profile_a.json profile_b.json --output two.html
+
+In a clone, `python page.py` is the same command.
 """
 
 import argparse

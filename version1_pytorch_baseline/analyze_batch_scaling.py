@@ -1,10 +1,7 @@
-"""Compares profiles that differ only in the batch size: throughput, step time, memory, and what a
-larger batch hides.
+"""Compares profiles that differ only in the batch size: throughput, step time and memory.
 
     for bs in 4 8 16 32; do
-        python tiny_llama_v1.py --batch-size $bs --seq-len 128 --num-steps 5
-        --enable-pytorch-profiler \\
-            --profile-dir ./scaling_bs$bs
+        python tiny_llama_v1.py --batch-size $bs --num-steps 5 --profile-dir ./scaling_bs$bs
     done
     python analyze_batch_scaling.py --profile-dirs scaling_bs*
 

@@ -1,5 +1,4 @@
-"""Says where the time of a profiled step goes, what limits each operator, and what to optimize
-first.
+"""Says where the time of a profiled step goes, what limits operators, and what to improve first.
 
     python analyze_bottlenecks.py --profile-data pytorch_profiles/ --output-report bottlenecks_v1.md
 

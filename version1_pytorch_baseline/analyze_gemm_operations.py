@@ -1,5 +1,4 @@
-"""Times every matrix product of the model, each alone, and compares it with the measured limits of
-this device.
+"""Times each matrix product of the model alone, and compares it with the device's measured limits.
 
     python analyze_gemm_operations.py --model-config tiny_llama_v1_config.yaml \\
         --batch-sizes "4,8,16,32" --sequence-lengths "64,128,256"
@@ -24,32 +23,20 @@ from tracepage.views.gemm_operations import render_gemms
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--model-config",
-        type=Path,
-        metavar="FILE.yaml",
-        help="section `model:` is used (default: preset tiny)",
+    add = parser.add_argument
+    add(
+        "--model-config", type=Path, metavar="FILE.yaml", help="its `model:` (default: preset tiny)"
     )
-    parser.add_argument(
-        "--batch-sizes", type=cli.positive_list, default=[4, 8, 16, 32], metavar="B,B,..."
-    )
-    parser.add_argument(
-        "--sequence-lengths", type=cli.positive_list, default=[64, 128, 256], metavar="S,S,..."
-    )
+    add("--batch-sizes", type=cli.positive_list, default="4,8,16,32", metavar="B,B,...")
+    add("--sequence-lengths", type=cli.positive_list, default="64,128,256", metavar="S,S,...")
     cli.add(parser, "--device")
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", *AMP_DTYPES),
-        default="float32",
-        help="of the operands (default: float32)",
-    )
-    parser.add_argument(
-        "--allow-tf32", action="store_true", help="let fp32 products round to TF32 (NVIDIA)"
-    )
+    dtypes = ("float32", *AMP_DTYPES)
+    add("--dtype", choices=dtypes, default="float32", help="of the operands (default: float32)")
+    add("--allow-tf32", action="store_true", help="let fp32 products round to TF32 (NVIDIA)")
     cli.add_output_dir(parser, "gemm_analysis")
     options = cli.parse(parser)
 
-    # sizes of the model alone count
+    # The sizes of the model alone count.
     model = config.resolve(file=options.model_config, training={"sequence_length": 2}).model
     device = devices.select(options.device)
     path = writable_file(options.output_dir / "gemm_analysis.json", "--output-dir")

@@ -19,36 +19,25 @@ from tracepage.views import predictions
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    shown = "a profile_*.json of Version 1, or a folder: its newest is taken; with --check also one after the change"
-    parser.add_argument("profiles", type=Path, nargs="+", metavar="DIR|FILE", help=shown)
-    parser.add_argument("--change", choices=CHANGES, help="what you will change")
-    parser.add_argument(
-        "--expect", type=cli.amount, metavar="X", help="how many times as fast the step will be"
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="compare a guess with two profiles: before and after the change",
-    )
-    parser.add_argument(
-        "--file",
-        type=Path,
-        default=Path("predictions.json"),
-        help="of the guesses (default: predictions.json)",
-    )
+    add = parser.add_argument
+    profiles = "a profile_*.json of Version 1 or its folder; with --check also one after the change"
+    add("profiles", type=Path, nargs="+", metavar="DIR|FILE", help=profiles)
+    add("--change", choices=CHANGES, help="what you will change")
+    add("--expect", type=cli.amount, metavar="X", help="how many times as fast the step will be")
+    add("--check", action="store_true", help="compare a guess with two profiles: before and after")
+    add("--file", type=Path, default=Path("predictions.json"), help="default: predictions.json")
     options = cli.parse(parser)
     if len(options.profiles) != 1 + options.check:
         parser.error("--check takes two profiles, a prediction one")
     if options.check and options.expect is not None:
         parser.error("--check reads the guess from --file: leave --expect out")
+    change = options.change
     if options.check:
-        report = predictions.check_prediction(
-            options.profiles[0], options.profiles[1], options.change, options.file
-        )
-    elif options.change and options.expect is not None:
-        report = predictions.note_prediction(
-            options.profiles[0], options.change, options.expect, "v1", options.file
-        )
+        before, after = options.profiles
+        report = predictions.check_prediction(before, after, change, options.file)
+    elif change and options.expect is not None:
+        [profile] = options.profiles
+        report = predictions.note_prediction(profile, change, options.expect, "v1", options.file)
     else:
         parser.error("a prediction needs --change and --expect")
     print(report.terminal())

@@ -1,10 +1,10 @@
-"""Counts Version 1's FLOPs three ways and relates them to the measured step time, or shows an
-earlier result.
+"""Counts Version 1's FLOPs three ways and relates them to the step time, or shows earlier counts.
 
-python run_deepspeed_flops.py --batch-size 8 --seq-len 128 --num-steps 10     # every flag of tiny_llama_v1.py
-python run_deepspeed_flops.py --batch-size 8 --seq-len 256 --computational-intensity --generate-roofline
-python run_deepspeed_flops.py --analyze-results flops_profile.json            # also looked for in flops_analysis/
-python run_deepspeed_flops.py --analyze-results flops_profile.json --computational-intensity
+    python run_deepspeed_flops.py --batch-size 8 --num-steps 10    # every flag of tiny_llama_v1.py
+    python run_deepspeed_flops.py --seq-len 256 --computational-intensity --generate-roofline
+    python run_deepspeed_flops.py --analyze-results flops_profile.json
+
+A result that is not found as it is named is looked for in flops_analysis/.
 """
 
 import sys

@@ -1,5 +1,4 @@
-"""Shows records of runs side by side: step times, whether losses are equal bit for bit, measured
-ceilings.
+"""Shows records of runs side by side: step times, whether losses are equal bit for bit, ceilings.
 
 python show_runs.py metrics_v1.json
 python show_runs.py metrics_a.json metrics_b.json

@@ -1,13 +1,13 @@
-"""Version 1: the baseline. A small LLaMA in plain eager PyTorch, each step of the mathematics an
-operation of its own.
+"""Version 1: the baseline, a small LLaMA in plain eager PyTorch.
 
-What the next versions will change is left in plain sight: Q, K and V are three matrix products,
-gate and up are two, the [S, S] attention matrix is written to memory, every elementwise operation
-reads and writes its whole tensor, and precision is fp32 (TF32 off). Parameter names and results are
-those of transformers' LlamaForCausalLM.
+Each step of the mathematics is an operation of its own, and what the next versions will change is
+left in plain sight: Q, K and V are three matrix products, gate and up are two, the [S, S] attention
+matrix is written to memory, every elementwise operation reads and writes its whole tensor, and
+precision is fp32 (TF32 off). Parameter names and results are those of transformers'
+LlamaForCausalLM.
 
-    python tiny_llama_v1.py                                       # trains 300 steps on real text, prints a summary
-    python tiny_llama_v1.py --batch-size 8 --seq-len 128 --num-steps 10 --enable-pytorch-profiler --profile-memory
+    python tiny_llama_v1.py    # trains 300 steps on real text, and prints a summary
+    python tiny_llama_v1.py --num-steps 10 --enable-pytorch-profiler --profile-memory
     python tiny_llama_v1.py --help
 
 Flags that profile: --enable-pytorch-profiler (--profile-dir, --profile-steps, --profile-memory,
@@ -50,12 +50,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     groups = q.shape[1] // k.shape[1]
     length = q.shape[2]
     if groups > 1:
-        # [B, H, S, Dh]
-        k = k.repeat_interleave(groups, dim=1)
-        v = v.repeat_interleave(groups, dim=1)
+        k = k.repeat_interleave(groups, dim=1)  # [B, H, S, Dh]
+        v = v.repeat_interleave(groups, dim=1)  # [B, H, S, Dh]
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # [B, H, S, S]
-    # [S, S]
-    future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(diagonal=1)
+    ones = torch.ones(length, length, dtype=torch.bool, device=q.device)
+    future = ones.triu(diagonal=1)  # [S, S]
     scores = scores.masked_fill(future, float("-inf"))
     return scores.softmax(dim=-1) @ v
 
@@ -66,16 +65,14 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean over the tokens of -log softmax(x @ weight.T)[target], in nats, computed in at least
-    float32.
+    """Mean of -log softmax(x @ weight.T)[target] in nats, computed in float32 or wider.
 
-    x [B, S, D], the last hidden states; weight [V, D]; targets [B, S], the tokens that follow, -100
-    for one that does not count.
+    x [B, S, D], the last hidden states; weight [V, D]; targets [B, S], the next tokens. A target of
+    -100 does not count.
     """
     logits = F.linear(x, weight).flatten(0, 1)  # [B S, V]
-    return F.cross_entropy(
-        logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten()
-    )
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return F.cross_entropy(logits.to(dtype), targets.flatten())
 
 
 class RMSNorm(nn.Module):
@@ -102,12 +99,11 @@ class Attention(nn.Module):
     @span("attention")
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
         with span("qkv_projection"):
-            # [B, S, D], 2 x [B, S, K Dh]
-            q = self.q_proj(x)
-            k = self.k_proj(x)
-            v = self.v_proj(x)
-        # [B, H or K, S, Dh]
-        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))
+            q = self.q_proj(x)  # [B, S, D]
+            k = self.k_proj(x)  # [B, S, K Dh]
+            v = self.v_proj(x)  # [B, S, K Dh]
+        heads = (-1, self.head_dim)
+        q, k, v = (t.unflatten(-1, heads).transpose(1, 2) for t in (q, k, v))  # [B, H or K, S, Dh]
         q, k = apply_rope(q, k, cos, sin)
         with span("attention_core"):
             out = attention(q, k, v)  # [B, H, S, Dh]
@@ -125,9 +121,8 @@ class FeedForward(nn.Module):
     @span("mlp")
     def forward(self, x: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
         with span("gate_up"):
-            # 2 x [B, S, F]
-            gate = self.gate_proj(x)
-            up = self.up_proj(x)
+            gate = self.gate_proj(x)  # [B, S, F]
+            up = self.up_proj(x)  # [B, S, F]
         with span("activation"):
             hidden = swiglu(gate, up)  # [B, S, F]
         with span("down"):
@@ -173,7 +168,7 @@ class TinyLlama(nn.Module):
         return self.lm_head(self.hidden_states(input_ids))
 
     def loss(self, input_ids: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats; `targets` [B, S] are the tokens that follow, already shifted."""
+        """Mean cross-entropy in nats; `targets` [B, S] are the next tokens, already shifted."""
         x = self.hidden_states(input_ids)
         with span("loss"):
             return linear_cross_entropy(x, self.lm_head.weight, targets)
@@ -192,7 +187,7 @@ def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:
 
 
 def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
-    """A function of a batch: one optimizer step; it returns the loss from before it, on the device."""
+    """A function of a batch: one optimizer step that returns the loss before it, on the device."""
 
     def step(batch: Batch) -> Tensor:
         with precision.autocast():

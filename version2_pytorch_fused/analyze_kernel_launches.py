@@ -1,9 +1,8 @@
-"""Counts the launches in what any profiler recorded: how many, how long, how busy the GPU was, and
-how many are short.
+"""Counts launches in a profiler's file: how many, how long, how many short, how busy the GPU is.
 
     rocprofv3 --kernel-trace --output-format csv -o results.csv -- python tiny_llama_v2.py
-    --num-steps 30 python analyze_kernel_launches.py --trace-file results.csv python
-    analyze_kernel_launches.py --trace-file ./complete_rocm_analysis --top 30 --csv-out launches.csv
+    python analyze_kernel_launches.py --trace-file results.csv
+    python analyze_kernel_launches.py --trace-file ./complete_rocm_analysis --csv-out launches.csv
 
 rocprofv3 calls that file results.csv_kernel_trace.csv; the name that it was given finds it. A
 PyTorch trace, a profile_*.json, rocprofv3's statistics or database, rocprof-compute's pmc_perf.csv
@@ -22,26 +21,10 @@ from tracepage.views import launches
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--trace-file",
-        type=Path,
-        required=True,
-        metavar="FILE|DIR",
-        help="what a profiler wrote, or its folder",
-    )
-    parser.add_argument(
-        "--top",
-        type=cli.positive,
-        default=15,
-        metavar="N",
-        help="kernels in the table (default: 15)",
-    )
-    parser.add_argument(
-        "--csv-out",
-        type=Path,
-        metavar="FILE",
-        help="write all kernels, with full names and times in ns",
-    )
+    add = parser.add_argument
+    add("--trace-file", type=Path, required=True, metavar="FILE|DIR", help="a profiler's output")
+    add("--top", type=cli.positive, default=15, metavar="N", help="rows of the table (default: 15)")
+    add("--csv-out", type=Path, metavar="FILE", help="write all kernels, with full names, in ns")
     options = cli.parse(parser)
     print(launches.write_launches(options.trace_file, options.top, options.csv_out))
 

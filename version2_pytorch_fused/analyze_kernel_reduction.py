@@ -1,10 +1,9 @@
-"""Compares what two versions launch in a training step: kernels on a GPU, operator calls that do
-work on a CPU.
+"""Compares what two versions launch in a step: kernels on a GPU, working operator calls on a CPU.
 
-    (cd ../version1_pytorch_baseline && python run_pytorch_profiler.py --batch-size 8) python
-    run_pytorch_profiler.py --batch-size 8 --profile-dir ./fusion_analysis python
-    analyze_kernel_reduction.py --baseline ../version1_pytorch_baseline/pytorch_profiles --fused
-    ./fusion_analysis
+    (cd ../version1_pytorch_baseline && python run_pytorch_profiler.py --batch-size 8)
+    python run_pytorch_profiler.py --batch-size 8 --profile-dir ./fusion_analysis
+    python analyze_kernel_reduction.py --fused ./fusion_analysis \\
+        --baseline ../version1_pytorch_baseline/pytorch_profiles
 
 Counts and times by kind of work, by span and by name, before and after. Writes kernel_reduction.csv
 and .md into --output-dir. Profiles of different devices, shapes or precisions are refused (exit
@@ -23,25 +22,12 @@ from tracepage.views import kernel_reduction
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    what = "newest profile_*.json is taken, or else what another profiler wrote"
-    parser.add_argument(
-        "--baseline", type=Path, required=True, metavar="DIR|FILE", help=f"of a folder the {what}"
-    )
-    parser.add_argument(
-        "--fused",
-        type=Path,
-        required=True,
-        metavar="DIR|FILE",
-        help="the same, of the fused version",
-    )
+    add = parser.add_argument
+    newest = "of a folder the newest profile_*.json is taken, or else what another profiler wrote"
+    add("--baseline", type=Path, required=True, metavar="DIR|FILE", help=newest)
+    add("--fused", type=Path, required=True, metavar="DIR|FILE", help="of the fused version")
     cli.add_output_dir(parser, "kernel_reduction")
-    parser.add_argument(
-        "--top",
-        type=cli.positive,
-        default=15,
-        metavar="N",
-        help="names in each table (default: 15)",
-    )
+    add("--top", type=cli.positive, default=15, help="names in each table (default: 15)")
     options = cli.parse(parser)
     report = kernel_reduction.render_kernel_reduction(options.baseline, options.fused, options.top)
     print(report.publish(options.output_dir, "kernel_reduction"))

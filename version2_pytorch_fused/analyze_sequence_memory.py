@@ -1,12 +1,11 @@
 """Shows how peak memory grows with the sequence length, with flash attention and without.
 
     for s in 128 256 512 1024; do
-        python tiny_llama_v2.py --seq-len $s --batch-size 4 --num-steps 3 --enable-memory-profiling
-        \\
-            --profile-dir ./flash_attention_seq$s
-        python tiny_llama_v2.py --seq-len $s --batch-size 4 --num-steps 3 --enable-memory-profiling
-        \\
-            --profile-dir ./plain_attention_seq$s --disable-flash-attention
+        python tiny_llama_v2.py --seq-len $s --batch-size 4 --num-steps 3 \\
+            --enable-memory-profiling --profile-dir ./flash_attention_seq$s
+        python tiny_llama_v2.py --seq-len $s --batch-size 4 --num-steps 3 \\
+            --enable-memory-profiling --profile-dir ./plain_attention_seq$s \\
+            --disable-flash-attention
     done
     python analyze_sequence_memory.py --profile-dirs flash_attention_seq* plain_attention_seq*
 

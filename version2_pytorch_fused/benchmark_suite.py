@@ -2,16 +2,22 @@
 
     python benchmark_suite.py --models v1,v2 --batch-sizes 4,8,16,32 --seq-lengths 128,256,512 \\
         --metrics throughput,memory,accuracy
-    python benchmark_suite.py --models v1,v2,v2-compile,hf,hf-compile,liger --preset small --use-amp
-    --num-steps 50
+    python benchmark_suite.py --models v1,v2,v2-compile,hf,liger --preset small --use-amp
 
-Models: every version that is there (v1, v2, ...), a version with torch.compile (v2-compile) or
-products in FP8 (v4-fp8), transformers' LLaMA: hf (eager), hf-compile, liger and liger-compile (with
-Liger's kernels), and a LLaMA fused by hand with PyTorch, compiled and captured as one graph:
-captured, and with --use-amp captured-bf16 (bf16 weights over fp32 masters). FP8, Liger and capture
-need a GPU. The step of each other model can be captured too (v1-captured), and a version's switch
-be off (v4-no-early-update). `--models available` takes all that can run here but these and FP8, and
-names those that cannot. The metric energy needs an NVIDIA GPU.
+Models:
+
+    v1, v2, ...               every version that is there
+    v2-compile, v4-fp8        a version with torch.compile, or with products in FP8
+    v1-captured               the step of any model but `captured`, as one graph
+    v4-no-early-update        a version with a switch off
+    hf, hf-compile            transformers' LLaMA, eager or compiled
+    liger, liger-compile      the same with Liger's kernels
+    captured, captured-bf16   a LLaMA fused by hand with PyTorch, compiled and captured; the second,
+                              with --use-amp, has bf16 weights over fp32 masters
+    available                 all that can run here but FP8, captured steps and switches; the models
+                              that cannot are named
+
+FP8, Liger and capture need a GPU. The metric energy needs an NVIDIA GPU.
 
 Writes benchmark.json (measured), and from it benchmark.csv and .md, into --output-dir. The exit
 code is 1 if a model failed for another reason than memory, and the other models are measured all
@@ -45,55 +51,16 @@ def sizes(text: str) -> list[int] | None:
 def main() -> int:
     parser = version_files.parser(__doc__, "--batch-size", "--seq-len", "--capture-step")
     add = parser.add_argument
+    add("--models", type=names, default="v1,v2", help="or: available (default: v1,v2)")
+    add("--batch-sizes", type=sizes, default="4,8,16,32", help="or: preset (default: 4,8,16,32)")
     add(
-        "--models",
-        type=names,
-        default=["v1", "v2"],
-        metavar="NAMES",
-        help="or: available (default: v1,v2)",
+        "--seq-lengths", type=sizes, default="128,256,512", help="or: preset (default: 128,256,512)"
     )
-    add(
-        "--batch-sizes",
-        type=sizes,
-        default=[4, 8, 16, 32],
-        metavar="LIST",
-        help="or: preset (default: 4,8,16,32)",
-    )
-    add(
-        "--seq-lengths",
-        type=sizes,
-        default=[128, 256, 512],
-        metavar="LIST",
-        help="or: preset (default: 128,256,512)",
-    )
-    add(
-        "--metrics",
-        type=names,
-        default=["throughput", "memory", "accuracy"],
-        metavar="NAMES",
-        help="default: all but energy",
-    )
-    add(
-        "--num-steps",
-        type=cli.positive,
-        default=5,
-        metavar="N",
-        help="timed, in each process (default: 5)",
-    )
-    add(
-        "--repeats",
-        type=cli.positive,
-        default=3,
-        metavar="N",
-        help="processes a cell, in turn (default: 3)",
-    )
-    add(
-        "--timeout",
-        type=cli.positive,
-        default=600,
-        metavar="SECONDS",
-        help="of each process (default: 600)",
-    )
+    metrics = "throughput,memory,accuracy"
+    add("--metrics", type=names, default=metrics, help="or: energy (default: the others)")
+    add("--num-steps", type=cli.positive, default=5, help="timed, in each process (default: 5)")
+    add("--repeats", type=cli.positive, default=3, help="processes a cell, in turn (default: 3)")
+    add("--timeout", type=cli.positive, default=600, help="seconds of a process (default: 600)")
     cli.add_output_dir(parser, "benchmark_suite")
     options = cli.parse(parser)
     known = known_models.find()

@@ -1,7 +1,7 @@
 """Compares two versions: the newest runs and profiles in their folders that can be compared.
 
 python compare_versions.py --v1 ../version1_pytorch_baseline --v2 .
-python compare_versions.py --v1 ../version1_pytorch_baseline --v2 . --output version_comparison.md
+python compare_versions.py --v1 ../version1_pytorch_baseline --v2 . --output comparison.md
 """
 
 import argparse
@@ -16,17 +16,10 @@ from tracepage.views import version_comparison
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--v1",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="folder of the version to compare against",
-    )
-    parser.add_argument(
-        "--v2", type=Path, required=True, metavar="DIR", help="folder of the other version"
-    )
-    parser.add_argument("--output", type=Path, metavar="FILE.md", help="write the same as Markdown")
+    add = parser.add_argument
+    add("--v1", type=Path, required=True, metavar="DIR", help="folder of the version before")
+    add("--v2", type=Path, required=True, metavar="DIR", help="folder of the other version")
+    add("--output", type=Path, metavar="FILE.md", help="write the same as Markdown")
     options = cli.parse(parser)
     report = version_comparison.render_versions(options.v1, options.v2)
     print(

@@ -1,5 +1,4 @@
-"""Measures what each fusion of Version 2 brings, alone and together with the others, in one process
-and interleaved.
+"""Measures what each fusion of Version 2 brings, alone and with others, interleaved in a process.
 
     python fusion_ablation_study.py                        # none, each alone, all but each, all
     python fusion_ablation_study.py --all-combinations     # all 16
@@ -23,18 +22,9 @@ from version2_pytorch_fused import tiny_llama_v2
 
 def main() -> int:
     parser = version_files.parser(__doc__)
-    parser.add_argument(
-        "--all-combinations",
-        action="store_true",
-        help="all 16, with and without each (default: 10 of them)",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=cli.positive,
-        default=5,
-        metavar="N",
-        help="over all combinations (default: 5)",
-    )
+    add = parser.add_argument
+    add("--all-combinations", action="store_true", help="all 16 of them (default: 10)")
+    add("--rounds", type=cli.positive, default=5, help="over all combinations (default: 5)")
     cli.add_output_dir(parser, "fusion_ablation")
     arguments = cli.parse(parser)
     options = version_files.resolve(arguments)

@@ -1,5 +1,4 @@
-"""Reports what fusion changes, from measured files: Markdown, and a page of the same name that
-needs no network.
+"""Reports what fusion changes, from measured files: Markdown and a page that needs no network.
 
     python generate_fusion_report.py --output-dir ./optimization_analysis
     python generate_fusion_report.py --baseline ../version1_pytorch_baseline/complete_analysis \\

@@ -1,9 +1,8 @@
-"""Says how many bytes each kernel moves, how near that is to the measured bandwidth, and where time
-is lost above the bound.
+"""Says how many bytes a kernel moves, at which bandwidth, and where time is lost over the bound.
 
-    bash run_all_profilers.sh --batch-size 8 --seq-len 128 --enable-rocm-tools --profile-dir
-    ./complete_rocm_analysis python memory_bandwidth_analyzer.py --profile-data
-    ./complete_rocm_analysis --generate-roofline-plot
+    bash run_all_profilers.sh --enable-rocm-tools --profile-dir ./complete_rocm_analysis
+    python memory_bandwidth_analyzer.py --profile-data ./complete_rocm_analysis \\
+        --generate-roofline-plot
 
 Bytes are measured where the folder holds counters of ncu or rocprof-compute, else a minimum that
 follows from the shapes of the operators in profile_*.json. Writes bandwidth.csv and .md, and with

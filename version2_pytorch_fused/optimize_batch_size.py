@@ -1,9 +1,7 @@
-"""Searches a batch size for Version 2: for most tokens a second, for samples that cost no time, or
-for the memory.
+"""Searches a batch size for Version 2: by throughput, by samples that cost no time, or by memory.
 
-    python optimize_batch_size.py --target-memory-usage 0.8 --seq-len 128 --optimization-target
-    throughput python optimize_batch_size.py --optimization-target memory --preset small
-    --disable-flash-attention
+    python optimize_batch_size.py --target-memory-usage 0.8 --optimization-target throughput
+    python optimize_batch_size.py --optimization-target memory --disable-flash-attention
 
 Flags that are not listed here go to the version. Each batch size is tried in a process of its own,
 so that running out of memory ends a trial and not the search. Writes batch_search.json (measured)
@@ -30,17 +28,9 @@ def main() -> int:
     maximum = batch_size.MAXIMUM
     searched = "what to search for (default: throughput)"
     add("--optimization-target", choices=batch_size.TARGETS, default="throughput", help=searched)
-    share = (
-        "share of the device's memory that the peak may take, above 0 and at most 1 (default: 0.9)"
-    )
-    add("--target-memory-usage", type=float, default=0.9, metavar="X", help=share)
-    add(
-        "--max-batch-size",
-        type=cli.positive,
-        default=maximum,
-        metavar="B",
-        help=f"default: {maximum}",
-    )
+    share = "share of the device's memory for the peak, above 0 and at most 1 (default: 0.9)"
+    add("--target-memory-usage", type=float, default=0.9, help=share)
+    add("--max-batch-size", type=cli.positive, default=maximum, help=f"default: {maximum}")
     cli.add_output_dir(parser, "batch_size_search")
     arguments, own_flags = cli.parse_known(parser)
     path = writable_file(

@@ -1,13 +1,12 @@
-"""Compares two runs: is the current one fast enough, and does it learn the same? Exit code 1 on a
-regression.
+"""Compares two runs: is the current one fast enough, and does it learn the same?
 
-    (cd ../version1_pytorch_baseline && python tiny_llama_v1.py --metrics-out
-    ../version1_baseline_metrics.json) python tiny_llama_v2.py --metrics-out version2_metrics.json
-    python performance_regression_test.py --baseline-results ../version1_baseline_metrics.json \\
-        --current-results ./version2_metrics.json --min-speedup 1.3
+    python ../version1_pytorch_baseline/tiny_llama_v1.py --metrics-out version1_metrics.json
+    python tiny_llama_v2.py --metrics-out version2_metrics.json
+    python performance_regression_test.py --baseline-results version1_metrics.json \\
+        --current-results version2_metrics.json --min-speedup 1.3
 
-Runs on different devices, shapes, number formats or versions of PyTorch, and runs that were
-interrupted, are refused (2).
+The exit code is 1 on a regression. Runs on different devices, shapes, number formats or versions of
+PyTorch, and runs that were interrupted, are refused (2).
 """
 
 import argparse
@@ -23,40 +22,22 @@ from tracepage.views import performance_regression
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--baseline-results",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="written with --metrics-out",
-    )
-    parser.add_argument(
-        "--current-results",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="written with --metrics-out",
-    )
-    parser.add_argument(
-        "--min-speedup",
-        type=cli.amount,
-        default=1.0,
-        metavar="X",
-        help="a smaller one fails (default: 1.0)",
-    )
-    parser.add_argument(
-        "--loss-tolerance",
-        type=cli.amount,
-        default=1e-2,
-        metavar="NATS",
-        help="of the loss curves, step by step (default: 1e-2)",
-    )
+    add = parser.add_argument
+    record = "written with --metrics-out"
+    add("--baseline-results", type=Path, required=True, metavar="FILE", help=record)
+    add("--current-results", type=Path, required=True, metavar="FILE", help=record)
+    add("--min-speedup", type=cli.amount, default=1.0, help="a smaller one fails (default: 1.0)")
+    tolerance = "nats by which the losses of a step may differ (default: 1e-2)"
+    add("--loss-tolerance", type=cli.amount, default=1e-2, help=tolerance)
     options = cli.parse(parser)
-    for path in (options.baseline_results, options.current_results):
+    baseline = options.baseline_results
+    current = options.current_results
+    for path in (baseline, current):
         if not path.exists():
             raise UsageError(
-                f"{path} does not exist; make both runs here: `python ../version1_pytorch_baseline/tiny_llama_v1.py "
-                f"--metrics-out {options.baseline_results}` and `python tiny_llama_v2.py --metrics-out {options.current_results}`"
+                f"{path} does not exist; make both runs here: "
+                "`python ../version1_pytorch_baseline/tiny_llama_v1.py "
+                f"--metrics-out {baseline}` and `python tiny_llama_v2.py --metrics-out {current}`"
             )
     verdict = performance_regression.render_regression(
         options.baseline_results,

@@ -1,8 +1,10 @@
 """Profiles Version 2 with torch.profiler, or shows profiles that were taken before.
 
-python run_pytorch_profiler.py --batch-size 8 --num-steps 10              # every flag of tiny_llama_v2.py
-python run_pytorch_profiler.py --batch-size 8 --generate-report           # the same as Markdown: pytorch_profiles/report.md
-python run_pytorch_profiler.py --analyze-existing pytorch_profiles/profile_*.json
+    python run_pytorch_profiler.py --batch-size 8 --num-steps 10   # every flag of tiny_llama_v2.py
+    python run_pytorch_profiler.py --batch-size 8 --generate-report
+    python run_pytorch_profiler.py --analyze-existing pytorch_profiles/profile_*.json
+
+--generate-report also writes pytorch_profiles/report.md.
 """
 
 import sys

@@ -1,5 +1,4 @@
-"""Version 2: fused with PyTorch alone. Fewer and larger operations, the same mathematics and the
-same weights.
+"""Version 2: fused with PyTorch alone, in fewer and larger operations with the same mathematics.
 
 Changes from Version 1, each with a switch (`--enable-X`, `--disable-X`); without all four it is
 Version 1, bit for bit on a CPU:
@@ -63,20 +62,17 @@ def eager_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     groups = q.shape[1] // k.shape[1]
     length = q.shape[2]
     if groups > 1:
-        # [B, H, S, Dh]
-        k = k.repeat_interleave(groups, dim=1)
-        v = v.repeat_interleave(groups, dim=1)
+        k = k.repeat_interleave(groups, dim=1)  # [B, H, S, Dh]
+        v = v.repeat_interleave(groups, dim=1)  # [B, H, S, Dh]
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # [B, H, S, S]
-    # [S, S]
-    future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(diagonal=1)
+    ones = torch.ones(length, length, dtype=torch.bool, device=q.device)
+    future = ones.triu(diagonal=1)  # [S, S]
     scores = scores.masked_fill(future, float("-inf"))
     return scores.softmax(dim=-1) @ v
 
 
 def project(x: Tensor, weight: Tensor, sizes: tuple[int, ...], fused: bool) -> tuple[Tensor, ...]:
-    """The parts of x @ weight.T, of the given sizes: by one matrix product, or by one for each part
-    of the weight.
-    """
+    """The parts of x @ weight.T, of these sizes: by one matrix product, or by one for each part."""
     if fused:
         return F.linear(x, weight).split(sizes, dim=-1)
     return tuple(F.linear(x, part) for part in weight.split(sizes))
@@ -88,16 +84,14 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean over the tokens of -log softmax(x @ weight.T)[target], in nats, computed in at least
-    float32.
+    """Mean of -log softmax(x @ weight.T)[target] in nats, computed in float32 or wider.
 
-    x [B, S, D], the last hidden states; weight [V, D]; targets [B, S], the tokens that follow, -100
-    for one that does not count.
+    x [B, S, D], the last hidden states; weight [V, D]; targets [B, S], the next tokens. A target of
+    -100 does not count.
     """
     logits = F.linear(x, weight).flatten(0, 1)  # [B S, V]
-    return F.cross_entropy(
-        logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten()
-    )
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return F.cross_entropy(logits.to(dtype), targets.flatten())
 
 
 class RMSNorm(nn.Module):
@@ -125,10 +119,9 @@ class Attention(nn.Module):
     @span("attention")
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
         with span("qkv_projection"):
-            # [B, S, D], 2 x [B, S, K Dh]
-            q, k, v = project(x, self.qkv_proj.weight, self.sizes, self.fused)
-        # [B, H or K, S, Dh]
-        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))
+            q, k, v = project(x, self.qkv_proj.weight, self.sizes, self.fused)  # [B, S, D or K Dh]
+        heads = (-1, self.head_dim)
+        q, k, v = (t.unflatten(-1, heads).transpose(1, 2) for t in (q, k, v))  # [B, H or K, S, Dh]
         q, k = apply_rope(q, k, cos, sin)
         with span("attention_core"):
             out = self.attention(q, k, v)  # [B, H, S, Dh]
@@ -195,7 +188,7 @@ class TinyLlama(nn.Module):
         return self.lm_head(self.hidden_states(input_ids))
 
     def loss(self, input_ids: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats; `targets` [B, S] are the tokens that follow, already shifted."""
+        """Mean cross-entropy in nats; `targets` [B, S] are the next tokens, already shifted."""
         x = self.hidden_states(input_ids)
         with span("loss"):
             return linear_cross_entropy(x, self.lm_head.weight, targets)
@@ -214,7 +207,7 @@ def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:
 
 
 def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
-    """A function of a batch: one optimizer step; it returns the loss from before it, on the device."""
+    """A function of a batch: one optimizer step that returns the loss before it, on the device."""
     loss_of = devices.compiled(model.loss, precision.device, model.switches["torch-compile"])
 
     def step(batch: Batch) -> Tensor:

@@ -1,15 +1,13 @@
-"""Compares any two version files on the same weights and batch: logits, loss and every gradient.
-Exit code 1 past the tolerance.
+"""Compares two version files on the same weights and batch: logits, loss and every gradient.
 
-    python validate_numerical_accuracy.py --baseline ../version1_pytorch_baseline/tiny_llama_v1.py
-    \\
-        --optimized ./tiny_llama_v2.py --tolerance 1e-4
-    python validate_numerical_accuracy.py --baseline ../version1_pytorch_baseline/tiny_llama_v1.py
-    \\
-        --optimized ./tiny_llama_v2.py --disable-flash-attention --enable-torch-compile
+    baseline=../version1_pytorch_baseline/tiny_llama_v1.py
+    python validate_numerical_accuracy.py --baseline $baseline --optimized tiny_llama_v2.py \\
+        --tolerance 1e-4
+    python validate_numerical_accuracy.py --baseline $baseline --optimized tiny_llama_v2.py \\
+        --disable-flash-attention --enable-torch-compile
 
-Flags that are not listed here go to the optimized version. --use-amp applies to it alone; the
-baseline stays in fp32.
+The exit code is 1 past the tolerance. Flags that are not listed here go to the optimized version.
+--use-amp applies to it alone; the baseline stays in fp32.
 """
 
 import sys
@@ -26,22 +24,10 @@ from tracepage.views.numerical_accuracy import render_accuracy
 
 def main() -> int:
     parser = version_files.parser(__doc__, "--capture-step")
-    parser.add_argument(
-        "--baseline",
-        type=Path,
-        required=True,
-        metavar="FILE.py",
-        help="the version that is assumed to be correct",
-    )
-    parser.add_argument(
-        "--optimized", type=Path, required=True, metavar="FILE.py", help="the version to check"
-    )
-    parser.add_argument(
-        "--tolerance",
-        type=cli.amount,
-        default=1e-4,
-        help="largest error that passes (default: 1e-4)",
-    )
+    add = parser.add_argument
+    add("--baseline", type=Path, required=True, metavar="FILE.py", help="the version that is right")
+    add("--optimized", type=Path, required=True, metavar="FILE.py", help="the version to check")
+    add("--tolerance", type=cli.amount, default=1e-4, help="largest passing error (default: 1e-4)")
     arguments, own_flags = cli.parse_known(parser)
     options = version_files.resolve(arguments)
     baseline = version_files.load(arguments.baseline)

@@ -1,5 +1,4 @@
-"""A solution of ../README.md: the KV cache, attention of one query to it, and the bytes that a
-token needs.
+"""A solution of ../README.md: the KV cache, attention of one query, and the bytes of a token.
 
 T is the length of the cache, of which the tokens so far fill the beginning. No shape depends on the
 position, which stays on the device: so one graph holds every step.
@@ -15,8 +14,9 @@ from torch import Tensor
 
 
 def append(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> None:
-    """Writes the keys and values of S tokens, [1, K, S, Dh], into the cache, [K, T, Dh], at their
-    positions, [S].
+    """Writes keys and values of S tokens, [1, K, S, Dh], into the cache at their positions, [S].
+
+    The cache has two tensors [K, T, Dh].
     """
     keys.index_copy_(1, positions, k[0])
     values.index_copy_(1, positions, v[0])
@@ -28,8 +28,8 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
     Query head h reads key/value head h // (H / K).
     """
     kv_heads, length, head_dim = keys.shape
-    # [K, H / K, Dh]: the queries of a group are the rows of one product
-    grouped = q.reshape(kv_heads, -1, head_dim)
+    # The queries of a group are the rows of one product.
+    grouped = q.reshape(kv_heads, -1, head_dim)  # [K, H / K, Dh]
     scores = grouped @ keys.transpose(1, 2) / math.sqrt(head_dim)  # [K, H / K, T]
     future = torch.arange(length, device=q.device) > position  # [T]
     scores = scores.masked_fill(future, float("-inf"))
@@ -37,8 +37,9 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
 
 
 def token_bytes(config: ModelConfig, length: int, itemsize: int) -> tuple[int, int]:
-    """The bytes of all weights, and of the cache of `length` tokens, which the next token reads
-    once; numbers of `itemsize`.
+    """Bytes that the next token reads once: of all weights, and of a cache of `length` tokens.
+
+    A number has `itemsize` bytes.
     """
     weights = flops.parameters(config)["total"]
     cache = 2 * config.num_layers * config.num_key_value_heads * config.head_dim * length

@@ -1,5 +1,4 @@
-"""The problems of ../README.md: the KV cache, attention of one query to it, and the bytes that a
-token needs.
+"""The problems of ../README.md: the KV cache, attention of one query, and the bytes of a token.
 
 Replace each line that names its problem, and run `pytest test_exercises.py` in the folder above.
 With KERNEL_EXERCISES=starter in front, `python generate.py` writes text with your functions. No
@@ -12,8 +11,9 @@ from torch import Tensor
 
 
 def append(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> None:
-    """Writes the keys and values of S tokens, [1, K, S, Dh], into the cache, [K, T, Dh], at their
-    positions, [S].
+    """Writes keys and values of S tokens, [1, K, S, Dh], into the cache at their positions, [S].
+
+    The cache has two tensors [K, T, Dh].
     """
     raise NotImplementedError("append: problem 1 of README.md")
 
@@ -27,7 +27,8 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
 
 
 def token_bytes(config: ModelConfig, length: int, itemsize: int) -> tuple[int, int]:
-    """The bytes of all weights, and of the cache of `length` tokens, which the next token reads
-    once; numbers of `itemsize`.
+    """Bytes that the next token reads once: of all weights, and of a cache of `length` tokens.
+
+    A number has `itemsize` bytes.
     """
     raise NotImplementedError("token_bytes: problem 2 of README.md")

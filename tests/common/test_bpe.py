@@ -23,9 +23,7 @@ print(device.peak_memory(torch.device("cpu"))["peak_mib"])
 """
 
 
-def test_each_text_is_encoded_by_itself_in_a_process_without_pytorch_and_profiler(
-    tmp_path, monkeypatch
-):
+def test_each_text_is_encoded_by_itself_in_a_process_without_pytorch(tmp_path, monkeypatch):
     """A module named torch that cannot be imported stands first on its path; the loader would name
     the profiler on stderr.
     """

@@ -23,8 +23,10 @@ each_document = pytest.mark.parametrize(
     "document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))
 )
 ANCHORED_LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)]+)\)")
-PATH = re.compile(r"(?:\.\./)*\b(?:common|tests|results)/(?!NAME)[\w./-]*\w(?![\w*{$[])")
-MODULE = re.compile(r"\bcommon(?:\.\w+)+(?!\.md)")
+PATH = re.compile(
+    r"(?:\.\./)*\b(?:tracepage|common|studies|documents|tests|results)/(?!NAME)[\w./-]*\w(?![\w*{$[])"
+)
+MODULE = re.compile(r"\b(?:tracepage|common|studies|documents)(?:\.\w+)+(?!\.md)")
 RECORDED = re.compile(r"\.\./results/\S+\.(?:json|gz)\b|\.\./tests/fixtures/")
 # Scripts that hand flags which are not theirs to a version.
 HAND_ON = (
@@ -169,7 +171,7 @@ def shown_of_recorded_files() -> Iterator[tuple[Path, str, str]]:
     [*shown_of_recorded_files()],
     ids=lambda value: getattr(value, "stem", ""),
 )
-def test_an_output_that_a_page_shows_of_recorded_files_is_what_its_commands_print(
+def test_an_output_shown_of_recorded_files_is_what_its_commands_print(
     document, script, shown, tmp_path
 ):
     script = script.replace("python ", f"{shlex.quote(sys.executable)} ").replace(
@@ -252,10 +254,9 @@ def numbers(text: str) -> set[str]:
 
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda folder: folder.name)
 def test_the_story_of_a_version_has_the_numbers_of_the_tables(version):
-    """Or what they round to, or their product. Tables of the appendix and of the log count as well;
-    a bound by FLOPs is named.
+    """Or what they round to, or a product or quotient that the page writes out. Tables of the
+    appendix and of the log count as well.
     """
-    derived = {"0.2", "9.7", "4.3", "139"}
     page = (version / "README.md").read_text(encoding="utf-8")
     story = "".join(
         page.partition(f"\n## {part}\n")[2].partition("\n## ")[0]
@@ -275,7 +276,10 @@ def test_the_story_of_a_version_has_the_numbers_of_the_tables(version):
     }
     for kernels, us in re.findall(r"([\d,]+) x ([\d.]+) us\s+= ", story):
         known.add(float(kernels.replace(",", "")) * float(us) / 1e3)
-    for number in numbers(rewrite.MARKED.sub("", story)) - derived:
+    for gflop, rate in re.findall(r"([\d,.]+) GFLOP / (\d+)\s+TFLOP/s\s+= ", story):
+        ms = float(gflop.replace(",", "")) / float(rate)
+        known |= {ms, 1e3 * ms}
+    for number in numbers(rewrite.MARKED.sub("", story)):
         _, _, decimals = number.partition(".")
         assert float(number.replace(",", "")) in {round(value, len(decimals)) for value in known}, (
             number

@@ -96,7 +96,7 @@ def test_a_python_that_cannot_be_used_is_refused(clone, module, source, message)
     assert not (clone.folder / ".venv").exists()
 
 
-def test_an_environment_that_is_active_or_that_set_up_has_not_made_is_not_erased(clone):
+def test_an_environment_that_is_active_or_not_of_set_up_is_not_erased(clone):
     subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", clone.folder / ".venv"], check=True
     )
@@ -159,7 +159,8 @@ def test_whole_set_up_keeps_torch(clone):
         name: value for name, value in os.environ.items() if not name.startswith("MAKE")
     }
     clone.environment |= {"PYTHON": str(base), "PYTHONPATH": str(clone.path)}
-    shutil.copytree(ROOT / "common", clone.folder / "common")
+    for house in ("common", "tracepage"):
+        shutil.copytree(ROOT / house, clone.folder / house)
     clone.python("torch/__init__.py", "__version__ = '2.12.0+rocm7.1'")
     clone.run("make", "setup")
     for name in ("torch", "triton"):

@@ -66,7 +66,7 @@ def test_every_cell_runs_with_a_small_model(execute, tmp_path, monkeypatch):
 def clone(tmp_path) -> Path:
     """What of the repository the notebook uses, in a folder with a space in its name."""
     folder = tmp_path / "a clone"
-    for name in ("common", "version1_pytorch_baseline"):
+    for name in ("common", "tracepage", "studies", "version1_pytorch_baseline"):
         shutil.copytree(
             ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
         )

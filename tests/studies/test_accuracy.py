@@ -42,9 +42,7 @@ def compare(config: Path, optimized: ModuleType, *flags: str) -> list[TensorErro
     return accuracy.compare(tiny_llama_v1, optimized, study_options.resolved(config, *flags), [])
 
 
-def test_within_the_tolerance_the_worst_is_named_past_it_the_exit_code_is_1_and_own_flags_reach_the_version(
-    execute, config
-):
+def test_the_worst_is_named_beyond_the_tolerance_it_exits_1_and_hands_flags_on(execute, config):
     said = execute(*COMMAND, "--tolerance", "1e-4", "--config", config).out
     lines, verdict = said.splitlines(), " ".join(said[said.index("PASS: ") :].split())
     header = next(i for i, line in enumerate(lines) if line.startswith("tensor "))

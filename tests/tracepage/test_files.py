@@ -42,9 +42,7 @@ def test_what_was_written_is_read_again(tmp_path):
     )
 
 
-def test_content_that_cannot_be_written_and_a_full_disk_leave_the_folder_as_it_was(
-    tmp_path, monkeypatch
-):
+def test_unwritable_content_and_a_full_disk_leave_the_folder_as_it_was(tmp_path, monkeypatch):
     def half(path: Path, content: bytes) -> None:
         with path.open("wb") as file:
             file.write(content[: len(content) // 2])

@@ -26,37 +26,67 @@ sys.meta_path.insert(0, Blocked())
 
 
 @pytest.fixture
-def run_page(tmp_path):
-    """Runs page.py in tmp_path, where torch cannot be imported."""
+def run_without_torch(tmp_path):
+    """Runs this Python in an empty folder, where torch cannot be imported."""
     (tmp_path / "blocked").mkdir()
     (tmp_path / "blocked/sitecustomize.py").write_text(WITHOUT_TORCH)
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "blocked")}
+    (tmp_path / "empty").mkdir()
 
-    def run(*arguments: Path | str) -> subprocess.CompletedProcess:
-        command = [sys.executable, ROOT / "page.py", *arguments]
+    def run(*arguments: Path | str, path: Path = ROOT) -> subprocess.CompletedProcess:
+        environment = os.environ | {"PYTHONPATH": f"{tmp_path / 'blocked'}{os.pathsep}{path}"}
         return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+            [sys.executable, *arguments],
+            cwd=tmp_path / "empty",
+            env=environment,
+            capture_output=True,
+            text=True,
         )
 
     return run
 
 
-def test_the_page_of_a_trace_needs_no_torch(tmp_path, run_page):
+def test_the_page_of_a_trace_needs_no_torch(tmp_path, run_without_torch):
     trace, other = (write_gpu_trace(tmp_path / name) for name in ("trace.json", "other.json"))
+    page = tmp_path / "empty/run.html"
     for paths in (
         (trace,),
         (trace, other),
         (FIXTURES / "ncu_raw.csv",),
         (ROOT / "results/h200/v1_tiny_profile.json.gz",),
     ):
-        (tmp_path / "run.html").unlink(missing_ok=True)
-        done = run_page(*paths)
+        page.unlink(missing_ok=True)
+        done = run_without_torch(ROOT / "page.py", *paths)
         assert (done.returncode, done.stdout, done.stderr) == (0, "written: run.html\n", "")
-        assert "<html" in (tmp_path / "run.html").read_text()
-    done = run_page(ROOT / "README.md")
+        assert "<html" in page.read_text()
+    done = run_without_torch(ROOT / "page.py", ROOT / "README.md")
     assert (
         done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     )
+
+
+def test_the_wheel_holds_tracepage_alone_and_its_command(tmp_path, run_without_torch):
+    """Built without a network, and unpacked in place of an installation."""
+    pytest.importorskip("setuptools", minversion="77")
+    clone = tmp_path / "clone"
+    shutil.copytree(ROOT / "tracepage", clone / "tracepage")
+    for name in ("pyproject.toml", "LICENSE"):
+        shutil.copy(ROOT / name, clone)
+    build = "from setuptools import build_meta; build_meta.build_wheel('..')"
+    subprocess.run([sys.executable, "-c", build], cwd=clone, capture_output=True, check=True)
+    [wheel] = tmp_path.glob("*.whl")
+    installed = tmp_path / "installed"
+    shutil.unpack_archive(wheel, installed, "zip")
+    [metadata] = installed.glob("*.dist-info")
+    assert {path.name for path in installed.iterdir()} == {"tracepage", metadata.name}
+    entry = (metadata / "entry_points.txt").read_text()
+    assert entry == "[console_scripts]\ntracepage = tracepage.page:command\n"
+
+    command = "from tracepage import page; print(page.__file__); page.command()"
+    traces = [write_gpu_trace(tmp_path / name) for name in ("trace.json", "other.json")]
+    for paths in (traces[:1], traces):
+        done = run_without_torch("-c", command, *paths, "--output", "a.html", path=installed)
+        assert done.stdout == f"{installed / 'tracepage/page.py'}\nwritten: a.html\n", done.stderr
+        assert "<html" in (tmp_path / "empty/a.html").read_text()
 
 
 @pytest.mark.slow
@@ -77,5 +107,8 @@ def test_an_installed_package_has_the_command(tmp_path):
         json.dumps([{"ph": "X", "name": "work", "pid": 1, "tid": 1, "ts": 0, "dur": 5}])
     )
     for path in (trace, write_gpu_trace(tmp_path / "gpu.json")):
-        subprocess.run([tmp_path / "venv/bin/tiny-llama-page", path], cwd=tmp_path, check=True)
+        subprocess.run([tmp_path / "venv/bin/tracepage", path], cwd=tmp_path, check=True)
         assert "<html" in (tmp_path / "run.html").read_text()
+    python = [tmp_path / "venv/bin/python", "-c", "import common"]
+    imported = subprocess.run(python, cwd=tmp_path, capture_output=True, text=True)
+    assert "No module named 'common'" in imported.stderr

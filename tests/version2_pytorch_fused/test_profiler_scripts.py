@@ -62,7 +62,7 @@ def test_missing_tool_is_named_and_skipped(machine, script):
 
 
 @pytest.mark.parametrize("script", ONE_TOOL)
-def test_arguments_reach_the_script_whole_and_its_exit_code_and_output_come_back(machine, script):
+def test_arguments_reach_the_script_whole_and_its_code_and_output_come_back(machine, script):
     machine.tools(ONE_TOOL[script])
     given = ["--data", "my text.txt", "--num-steps", "7", "--seed=$HOME *"]
     done = machine.run(

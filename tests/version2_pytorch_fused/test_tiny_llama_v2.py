@@ -66,7 +66,7 @@ def losses_and_settings(monkeypatch, tmp_path) -> Callable[..., tuple[list[float
 ALL_OFF = dict.fromkeys(("qkv_fusion", "flash_attention", "swiglu_fusion", "torch_compile"), False)
 
 
-def test_the_flags_leave_the_losses_as_they_are_and_the_record_says_how_they_stood(
+def test_the_flags_leave_losses_as_they_are_and_the_record_has_the_flags(
     losses_and_settings, monkeypatch
 ):
     expected, settings = losses_and_settings(tiny_llama_v1)

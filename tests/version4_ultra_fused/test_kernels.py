@@ -217,7 +217,7 @@ def test_rope(length, heads, kv_heads, head_dim, fused, dtype):
     [(9, 36, 28), (9, 16, 24)],
     ids=["factors of 72 bytes", "a result of 24 bytes"],
 )
-def test_products_whose_rows_descriptors_cannot_describe_are_computed_all_the_same(
+def test_products_whose_rows_no_descriptor_describes_are_computed_all_the_same(
     epilogues, tokens, hidden, rows
 ):
     """Rows are to be multiples of 16 bytes."""
@@ -259,7 +259,7 @@ def pytorchs(logits: Tensor, targets: Tensor) -> list[Tensor]:
 
 @runs_kernels
 @pytest.mark.parametrize("offset", [0, 1000])
-def test_confident_tokens_and_logits_with_an_offset_are_as_accurate_as_pytorchs(offset):
+def test_confident_tokens_and_offset_logits_are_as_accurate_as_pytorchs(offset):
     batches = [confident(32, 64, 200, offset, seed) for seed in range(8)]
     pairs = [((x @ weight.T)[0], targets[0]) for x, weight, targets in batches]
     ours = stacked(loss_and_gradient(kernels.KERNELS.cross_entropy, *pair) for pair in pairs)

@@ -1,7 +1,6 @@
-"""Trains Version 1 with sequence lengths that vary, and shows what the pool of a GPU's memory
-holds.
+"""Trains Version 1 with varying sequence lengths, and shows what a GPU's memory pool holds.
 
-python exercises/fragmentation.py --preset small --seq-len 512   # needs a GPU; a minute
+    python exercises/fragmentation.py --preset small --seq-len 512   # needs a GPU; a minute
 
 Every kind of lengths begins with an empty pool. fragmentation.json has the rows.
 """
@@ -44,9 +43,7 @@ def lengths_of_steps(longest: int, seed: int) -> dict[str, list[int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     cli.add(parser, "--preset", "--batch-size", "--seq-len", "--use-amp", "--seed")
     options = cli.resolve(Options, cli.parse(parser))
     device = devices.select("auto")
@@ -55,9 +52,11 @@ def main() -> None:
     devices.configure(device, options.seed)
     precision = Precision(device, amp_dtype(options))
     model = tiny_llama_v1.make_model(options).to(device)
-    step = tiny_llama_v1.make_step(model, tiny_llama_v1.make_optimizer(model, options), precision)
+    optimizer = tiny_llama_v1.make_optimizer(model, options)
+    step = tiny_llama_v1.make_step(model, optimizer, precision)
     ids, targets = version_files.random_batch(options, device)
-    step((ids, targets))  # AdamW's moments and the libraries' workspaces stay
+    step((ids, targets))  # AdamW's moments and the libraries' workspaces stay.
+    pools = []
     rows = []
     for kind, lengths in lengths_of_steps(options.seq_len, options.seed).items():
         torch.cuda.empty_cache()
@@ -67,15 +66,15 @@ def main() -> None:
         memory = devices.peak_memory(device)
         free = memory["reserved_mib"] - memory["peak_mib"]
         share = 100 * free / memory["reserved_mib"]
-        rows.append({"lengths": kind, **memory, "free_mib": free, "free_percent": share})
-    measured = record.header(
-        "tiny-llama-fragmentation/1", device, precision.name, model=options.model
-    )
-    measured |= {"training": {"batch_size": options.batch_size, "longest": options.seq_len}}
-    write_measurement(Path("fragmentation.json"), measured | {"pools": rows}, "fragmentation.json")
+        pools.append({"lengths": kind, **memory, "free_mib": free, "free_percent": share})
+        rows.append([kind, memory["peak_mib"], memory["reserved_mib"], free, share])
+    schema = "tiny-llama-fragmentation/1"
+    measured = record.header(schema, device, precision.name, model=options.model)
+    measured["training"] = {"batch_size": options.batch_size, "longest": options.seq_len}
+    measured["pools"] = pools
+    write_measurement(Path("fragmentation.json"), measured, "fragmentation.json")
     header = ["lengths", "allocated MiB", "reserved MiB", "not allocated MiB", "% of reserved"]
-    keys = ("lengths", "peak_mib", "reserved_mib", "free_mib", "free_percent")
-    print(tables.text(header, [[row[key] for key in keys] for row in rows]))
+    print(tables.text(header, rows))
 
 
 if __name__ == "__main__":

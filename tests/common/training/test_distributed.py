@@ -270,7 +270,7 @@ def test_a_captured_step_that_hangs_ends_its_process(as_rank, monkeypatch, capsy
 @pytest.mark.parametrize(
     "form", ["fsdp", *(pytest.param(form, marks=pytest.mark.slow) for form in ("zero1", "ddp"))]
 )
-def test_a_signal_to_one_process_ends_all_and_another_number_of_processes_goes_on(
+def test_a_signal_to_one_ends_all_and_another_number_of_processes_goes_on(
     torchrun, execute, tmp_path, form
 ):
     """One process trains four steps, two some more until one gets SIGTERM, and one the rest; one
@@ -361,7 +361,7 @@ def test_a_process_with_a_wrong_flag_or_other_data_ends_the_others_at_once(torch
 # --------------------------------------------------------------------------------------------------------- the environment
 
 
-def test_a_process_of_its_own_is_in_no_group_and_others_take_the_first_form_of_a_version(as_rank):
+def test_a_lone_process_is_in_no_group_and_others_take_the_first_form(as_rank):
     options = run_options(tiny_llama_v1, *QUICK)
     assert (
         distributed.form(options) is None

@@ -140,7 +140,7 @@ def test_fused_attention_needs_the_causal_flops_and_the_bytes_of_one_kernel(name
 @pytest.mark.parametrize(
     "name", [HEADS_FIRST[0], "_cudnn_attention", "_flash_attention", "_efficient_attention"]
 )
-def test_its_backward_is_five_products_and_moves_every_tensor_and_gradient_once(name, config):
+def test_its_backward_is_five_products_and_moves_tensors_and_gradients_once(name, config):
     counted, moved = attention_cost(f"{name}_backward", config, "c10::BFloat16")
     assert config.num_layers * counted == 2.5 * flops.forward(config, BATCH, LENGTH)["attention"]
     q = BATCH * LENGTH * config.hidden_size
@@ -153,9 +153,7 @@ def test_its_backward_is_five_products_and_moves_every_tensor_and_gradient_once(
     )
 
 
-def test_every_operator_of_version_1_has_a_known_cost_and_the_products_that_of_the_formula(
-    tmp_path, cpu_trace
-):
+def test_operators_of_version_1_have_known_costs_and_products_the_formulas(tmp_path, cpu_trace):
     rows = operators.rows(write_profile(tmp_path / "profile_1.json", cpu_trace))
     assert [row.name for row in rows if row.flops is None] == []
     products = sum(row.flops * row.calls for row in rows if row.name in ("aten::mm", "aten::bmm"))

@@ -58,7 +58,7 @@ def test_self_times_add_up_to_the_time_covered_by_operators(cpu, cpu_trace):
     assert set(cpu.operators.phase) == {"forward", "backward", "optimizer", "other"}
 
 
-def test_the_backward_finds_its_forward_span_but_for_the_first_gradient_and_the_accumulation(cpu):
+def test_the_backward_has_its_forward_span_but_for_first_and_summed_gradients(cpu):
     backward = cpu.operators[cpu.operators.phase == "backward"]
     first = {"aten::ones_like", "aten::empty_like", "aten::empty_strided", "aten::fill_"}
     accumulation = {"torch::autograd::AccumulateGrad", "autograd engine", "aten::detach", "detach"}
@@ -121,7 +121,7 @@ def test_kernels_get_operator_span_phase_and_step_from_their_launch(gpu):
     assert list(gpu.kernels.stream) == [7, 7, 7, 7, 8, 7, 7]
 
 
-def test_an_operator_has_its_own_time_and_that_of_those_below_and_the_engine_its_nodes_span(gpu):
+def test_an_operator_has_its_time_and_that_below_and_the_engine_its_nodes_span(gpu):
     matmul, mm, *_ = gpu.operators.itertuples()
     assert (matmul.name, matmul.device_ns, matmul.self_device_ns) == ("aten::matmul", 30_000, 0)
     assert (mm.name, mm.device_ns, mm.self_device_ns) == ("aten::mm", 30_000, 30_000)
@@ -141,7 +141,7 @@ def test_an_operator_has_its_own_time_and_that_of_those_below_and_the_engine_its
     )
 
 
-def test_a_kernel_without_a_launch_belongs_to_the_step_in_whose_time_it_is_or_to_that_of_the_kernel_before(
+def test_a_kernel_without_a_launch_is_of_the_step_it_runs_in_or_the_one_before(
     tmp_path,
 ):
     """A graph's kernels can lack their correlation; one that has it was launched before the trace
@@ -199,7 +199,7 @@ def test_a_call_that_calls_the_same_operator_again_is_not_counted_twice(tmp_path
     ]
 
 
-def test_busy_time_is_a_union_step_time_includes_late_kernels_and_tables_are_plain_sums(gpu, cpu):
+def test_busy_time_is_a_union_late_kernels_count_and_tables_are_plain_sums(gpu, cpu):
     assert len(gpu.steps) == 2, "the step that was cut off does not count"
     assert gpu.device_busy_ns() == 1000 * (30 + 5 + 35 + 30 + 59)
     assert gpu.step_ns() == [125_000, 60_000]

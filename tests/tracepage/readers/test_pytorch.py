@@ -31,7 +31,7 @@ def test_a_trace_gives_the_kernels_of_its_steps(tmp_path):
     ]
 
 
-def test_launches_of_no_profiled_step_are_counted_and_a_trace_with_no_other_is_refused(tmp_path):
+def test_launches_outside_steps_are_counted_and_a_trace_of_these_is_refused(tmp_path):
     content = gpu_trace()
     content["traceEvents"] += [
         event("cuda_runtime", "cudaLaunchKernel", 170, 171, correlation=98),

@@ -38,9 +38,7 @@ def test_every_measured_run_is_valid(path):
     assert run == read_json(path), "nothing is changed or left out"
 
 
-def test_runs_without_the_newer_keys_or_without_a_step_are_valid_and_unknown_keys_are_kept(
-    read, tmp_path
-):
+def test_runs_without_newer_keys_or_steps_are_valid_and_unknown_keys_are_kept(read, tmp_path):
     old = record(device={"kind": "cpu", "name": "x", "memory_mib": 1}) | {"stage": {"fixed": True}}
     assert "settings" not in old and read(old) == old
 
@@ -89,7 +87,7 @@ def test_a_missing_key_and_another_schema_are_named(read):
             read(content)
 
 
-def test_runs_differ_by_what_a_step_depends_on_the_number_of_processes_and_their_losses():
+def test_runs_differ_by_what_a_step_depends_on_by_processes_and_by_losses():
     ours, theirs = (
         record(loss__all=[7.0, 6.0, 5.0]),
         record(training__batch_size=16, precision__tf32=True, version="v2"),

@@ -49,7 +49,7 @@ def test_a_damaged_profile_is_named_with_its_field(tmp_path, change, message):
     assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
 
 
-def test_a_folder_gives_the_profile_whose_name_sorts_last_or_says_how_to_make_one(tmp_path):
+def test_a_folder_gives_the_profile_that_sorts_last_or_says_how_to_make_one(tmp_path):
     with pytest.raises(UsageError, match="--enable-pytorch-profiler --profile-dir"):
         step_profile.find(tmp_path)
     with pytest.raises(UsageError, match="does not exist"):

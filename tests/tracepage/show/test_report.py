@@ -59,7 +59,7 @@ def test_markdown_escapes_text_and_links_figures_where_they_are_written(report):
     )
 
 
-def test_the_page_holds_sections_tables_and_an_svg_and_escapes_what_a_file_says(report):
+def test_the_page_holds_sections_tables_and_an_svg_and_escapes_a_files_text(report):
     page = report.html()
     assert "<title>A &lt;title&gt;</title>" in page and "<code>code&lt;int&gt;</code>" in page
     assert '<a href="#first-part-1">' in page and '<section id="first-part-1">' in page

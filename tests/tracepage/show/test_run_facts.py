@@ -6,7 +6,7 @@ from tracepage.show import run_facts
 import pytest
 
 
-def test_utilization_is_a_share_of_the_data_sheets_peak_even_beside_a_measured_gemm():
+def test_utilization_is_of_the_data_sheets_peak_even_beside_a_measured_gemm():
     ceilings = {"flops_per_second": 50e12}
     run = records.record(
         device__name="NVIDIA H200", flops_per_second=6.7e12, ceilings=ceilings, settings={}

@@ -46,7 +46,7 @@ def by_name(step):
 # ------------------------------------------------------------------------------------------------------ report and bounds
 
 
-def test_operator_timing_adds_up_to_the_step_and_targets_are_bounded_by_amdahls_law(
+def test_operator_times_add_up_to_the_step_and_amdahl_bounds_the_targets(
     analyze, cpu_profile, tmp_path
 ):
     analyze(cpu_profile)
@@ -227,7 +227,7 @@ def test_on_a_gpu_time_is_the_kernels_and_the_rest_is_idle(gpu_profile):
     assert step.outside_us == 0 and "launch overhead" not in by_name(step)
 
 
-def test_collectives_are_a_limit_and_no_target_and_kernels_that_overlap_are_said_to(tmp_path):
+def test_collectives_are_a_limit_and_no_target_and_overlap_is_named(tmp_path):
     trace = rank_trace(0)
     trace["traceEvents"] += [
         event("cpu_op", "record_param_comms", *times) for times in ((2.95, 4.95), (5.95, 7.05))

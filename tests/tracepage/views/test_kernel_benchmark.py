@@ -77,7 +77,7 @@ def test_the_table_has_a_row_for_each_contender(tmp_path):
     ]
 
 
-def test_the_table_of_rates_has_a_row_for_each_shape_with_the_peers_beside_the_kernel():
+def test_the_table_of_rates_has_a_row_a_shape_with_peers_beside_the_kernel():
     attention = [
         row("attention", who, 2.0, ms, amount=10**11)
         for who, ms in (("kernel", 1.0), ("eager", 1.5), ("cudnn", 0.5))

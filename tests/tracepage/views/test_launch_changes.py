@@ -68,7 +68,7 @@ def fused(h100, tmp_path):
     return tmp_path / "profile_fused.json"
 
 
-def test_what_was_taken_out_is_gone_what_was_put_in_is_new_and_kinds_and_spans_tell_where(fused):
+def test_a_removed_kernel_is_gone_an_added_one_new_kinds_and_spans_say_where(fused):
     found = compare(H100, fused)
     names = found.by("name", "kind")
     changed = {

@@ -37,7 +37,7 @@ GPU = trace(
 )
 
 
-def test_the_peak_has_the_allocations_that_are_alive_and_the_areas_add_up_to_the_total():
+def test_the_peak_has_the_live_allocations_and_the_areas_add_up_to_the_total():
     host = trace((99 * MIB, 1, 99 * MIB, "mlp", "forward"), device="cpu")
     both = replace(GPU, memory=pandas.concat([host.memory, GPU.memory]))
     peak, rows = memory_timeline.at_peak(memory_timeline.followed(both))

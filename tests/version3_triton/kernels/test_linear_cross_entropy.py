@@ -70,7 +70,7 @@ def test_a_sum_over_tokens_may_exceed_float16(chunk_elements, tokens):
 
 
 @pytest.mark.parametrize("offset", [0, 1000])
-def test_confident_tokens_and_logits_with_an_offset_are_as_accurate_as_pytorchs(offset):
+def test_confident_tokens_and_offset_logits_are_as_accurate_as_pytorchs(offset):
     batches = [confident(32, 64, 200, offset, seed) for seed in range(8)]
     ours, theirs, exact = (
         stacked(
@@ -93,7 +93,7 @@ def test_ignored_tokens_do_not_count(chunk_elements, ignored, dtype):
     check(*losses(targets), [torch.randn(1, 20, 24), torch.randn(31, 24)], dtype)
 
 
-def test_an_ignored_token_has_no_gradient_and_without_one_that_counts_the_loss_is_nan():
+def test_an_ignored_token_has_no_gradient_and_the_loss_of_ignored_ones_is_nan():
     targets = zeros(1, 4)
     targets[0, 1] = -100
     x, weight = (

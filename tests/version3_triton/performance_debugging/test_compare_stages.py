@@ -60,7 +60,7 @@ def slow(median: float) -> dict[str, float]:
     return {"median": median, "p20": 0.9 * median, "p80": 1.1 * median, "all": [median] * 3}
 
 
-def test_nothing_is_found_where_nothing_is_wrong_and_a_stage_of_ones_own_is_compared_too(results):
+def test_nothing_is_found_where_nothing_is_wrong_and_own_stages_are_compared(results):
     for name in ("2 slow performance", "2 slow performance, fixed", "5 optimized"):
         assert verdict(results, name) == "nothing found"
 

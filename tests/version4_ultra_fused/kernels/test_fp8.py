@@ -193,7 +193,7 @@ def test_a_captured_step_is_the_eager_one():
     ],
     ids=["other roundings", "another batch", "bf16", "bf16, other weights", "not a number"],
 )
-def test_a_captured_step_may_differ_from_the_eager_one_by_what_other_roundings_do(
+def test_a_captured_step_may_differ_from_the_eager_one_by_roundings(
     monkeypatch, fp8, nudge, number, refused
 ):
     model, optimizer, step = made(fp8)

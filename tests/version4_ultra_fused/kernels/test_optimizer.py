@@ -61,7 +61,7 @@ def shared_out(monkeypatch, processes: int) -> list:
 
 
 @pytest.mark.parametrize("processes", [2, 3, 5, 8])
-def test_under_zero1_each_element_is_updated_by_one_process_and_moments_are_shared_out(
+def test_under_zero1_one_process_updates_an_element_and_moments_are_shared_out(
     monkeypatch, processes
 ):
     optimizers = shared_out(monkeypatch, processes)

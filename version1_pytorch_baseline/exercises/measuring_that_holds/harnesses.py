@@ -7,7 +7,7 @@ A harness takes a device, times a launch on it, and returns a Claim. A device ha
     synchronize()    waits until all launched work is done
     now()            seconds on the host's clock
     launches         how many launches there were
-    processes(n)     the device as this process and the next n - 1 find it; of the simulated one alone
+    processes(n)     the device as n processes find it, this one first (simulated GPU only)
 """
 
 import functools
@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 
 BUFFERS = range(16)
 Device = Any  # SimulatedGPU, or RealGPU of measure.py
-# of a device
-update_all = methodcaller("update", BUFFERS)
+update_all = methodcaller("update", BUFFERS)  # A launch: it takes a device.
 multiply = methodcaller("product")
-remembered = functools.cache(multiply)  # the first product of a device
+remembered = functools.cache(multiply)  # It launches the first product of a device alone.
 
 
 class Claim(NamedTuple):
@@ -34,9 +33,7 @@ Harness = Callable[[Device], Claim]
 
 
 class SimulatedGPU:
-    """It has a queue, a first launch that compiles, an L2 cache of four buffers, a clock that
-    falls, and a process's luck.
-    """
+    """Has a queue, a first launch that compiles, a cache of four buffers, a falling clock, luck."""
 
     def __init__(self, process: int = 0) -> None:
         self.process = process
@@ -45,7 +42,8 @@ class SimulatedGPU:
         self.launches = 0
         self.worked = 0.0
         self.cached = [0] * 4
-        self.host = self.idle_from = 0.0
+        self.host = 0.0
+        self.idle_from = 0.0
 
     def processes(self, count: int) -> list["SimulatedGPU"]:
         return [SimulatedGPU(self.process + i) for i in range(count)]
@@ -76,9 +74,7 @@ class SimulatedGPU:
 
 
 def timed(device: Device, launch: Callable[[Device], object], count: int = 100) -> float:
-    """Seconds of a launch: the mean of `count` between two moments at which the device has nothing
-    to do.
-    """
+    """Seconds of a launch: the mean of `count`, before and after which the device is idle."""
     device.synchronize()
     begin = device.now()
     for _ in range(count):
@@ -95,8 +91,8 @@ def honest(device: Device, launch: Callable[[Device], Any] = update_all) -> Clai
 
 
 def five_processes(device: Device) -> Claim:
-    found = [honest(each).seconds for each in device.processes(5)]
-    return Claim(median(found), (max(found) - min(found)) / 2)
+    seconds = [honest(process).seconds for process in device.processes(5)]
+    return Claim(median(seconds), (max(seconds) - min(seconds)) / 2)
 
 
 def hurried(device: Device) -> Claim:
@@ -129,7 +125,7 @@ def replayed(device: Device) -> Claim:
 
 
 honest_product = functools.partial(honest, launch=multiply)
-LIARS = {  # by the check that catches it, and the honest harness beside it
+LIARS = {  # The check that catches a liar: the liar, and an honest harness.
     "waits_and_warms_up": (hurried, honest),
     "reads_memory": (one_buffer, honest),
     "lasts": (short, honest_product),

@@ -1,11 +1,10 @@
-"""Calls the checks of starter/checks.py, on a simulated GPU or a real one, and its p_value on a
-benchmark's processes.
+"""Calls your checks on a simulated GPU or a real one, or your p_value on a benchmark's processes.
 
     python measure.py
     python measure.py --gpu measuring.json
     python measure.py --processes benchmark.json
 
-KERNEL_EXERCISES=solution takes the solution.
+KERNEL_EXERCISES=solution takes solution/checks.py in place of starter/checks.py.
 """
 
 import argparse
@@ -18,6 +17,7 @@ import functools
 import time
 from collections.abc import Callable
 from statistics import mean
+from types import ModuleType
 
 import exercise_tools as exercises
 from common import cli, nvml
@@ -37,7 +37,8 @@ class RealGPU:
     def __init__(self) -> None:
         self.x, self.weight = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
         self.buffers = torch.ones(len(BUFFERS), 2**22, device="cuda")
-        self.launches, self.captured = 0, functools.cache(self._captured)
+        self.launches = 0
+        self.captured = functools.cache(self._captured)
         self.now = time.perf_counter
         self.synchronize = torch.cuda.synchronize
 
@@ -59,40 +60,42 @@ def counter_ms() -> float:
     moments = []
     end = time.perf_counter() + 2
     while time.perf_counter() < end:
-        if (joules := nvml.joules()) not in values:
+        joules = nvml.joules()
+        if joules not in values:
             values.add(joules)
             moments.append(time.perf_counter())
     return 1e3 * (moments[-1] - moments[0]) / (len(moments) - 1)
 
 
-def show_checks(mine, make_device: Callable[[], Device]) -> dict:
+def show_checks(mine: ModuleType, make_device: Callable[[], Device]) -> list[dict]:
     rows = []
     for name, (liar, holds) in LIARS.items():
-        # it needs new processes, which a benchmark starts
+        # A real GPU needs new processes for this check, which a benchmark starts.
         if name == "repeats" and make_device is RealGPU:
             continue
         check = getattr(mine, name)
-        returned = {
-            "of the liar": check(liar, make_device()),
-            "of honest": check(holds, make_device()),
-        }
-        rows.append({"check": name, "harness": liar.__name__} | returned)
+        row = {"check": name, "harness": liar.__name__}
+        row["of the liar"] = check(liar, make_device())
+        row["of honest"] = check(holds, make_device())
+        rows.append(row)
     print(tables.text(list(rows[0]), [list(row.values()) for row in rows]))
-    return {"checks": rows}
+    return rows
 
 
-def show_processes(mine, path: Path) -> None:
+def show_processes(mine: ModuleType, path: Path) -> None:
     one, other = study_files.read_benchmark(path)["cells"][:2]
-    a, b = ([run["step_ms"]["median"] for run in cell["runs"]] for cell in (one, other))
+    a = [run["step_ms"]["median"] for run in one["runs"]]
+    b = [run["step_ms"]["median"] for run in other["runs"]]
     both = f"{one['model']} and {other['model']}"
-    compared = {
-        f"{both}, {n} and {len(b[:n])} processes": (a[:n], b[:n]) for n in range(2, len(a) + 1)
-    }
-    compared[f"{one['model']}, first half and second half"] = a[: len(a) // 2], a[len(a) // 2 :]
-    rows = [
-        [name, 100 * (mean(second) / mean(first) - 1), mine.p_value(first, second)]
-        for name, (first, second) in compared.items()
-    ]
+    groups = {}
+    for n in range(2, len(a) + 1):
+        groups[f"{both}, {n} and {len(b[:n])} processes"] = a[:n], b[:n]
+    half = len(a) // 2
+    groups[f"{one['model']}, first half and second half"] = a[:half], a[half:]
+    rows = []
+    for name, (first, second) in groups.items():
+        change = 100 * (mean(second) / mean(first) - 1)
+        rows.append([name, change, mine.p_value(first, second)])
     print(tables.text(["compared", "second - first, %", "p"], rows))
 
 
@@ -103,20 +106,17 @@ def main() -> None:
         "--processes", type=Path, metavar="benchmark.json", help="compares its first two models"
     )
     parser.add_argument(
-        "--gpu",
-        type=Path,
-        metavar="FILE",
-        help="runs the harnesses on this machine's GPU, and writes this file",
+        "--gpu", type=Path, metavar="FILE", help="runs the harnesses on the GPU here, writes this"
     )
     options = cli.parse(parser)
     mine = exercises.load(Path(__file__).parent, "checks")
     if options.processes:
         show_processes(mine, options.processes)
     elif options.gpu:
-        found = record.header("tiny-llama-measuring/1", devices.select("cuda")) | {
-            "counter_ms": counter_ms()
-        }
-        files.write_measurement(options.gpu, found | show_checks(mine, RealGPU), "--gpu")
+        measured = record.header("tiny-llama-measuring/1", devices.select("cuda"))
+        measured["counter_ms"] = counter_ms()
+        measured["checks"] = show_checks(mine, RealGPU)
+        files.write_measurement(options.gpu, measured, "--gpu")
     else:
         show_checks(mine, SimulatedGPU)
 

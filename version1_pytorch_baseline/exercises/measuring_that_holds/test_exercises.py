@@ -1,6 +1,4 @@
-"""Your checks catch each liar and let the honest harness pass, on a simulated GPU whose seconds are
-the same on every machine.
-"""
+"""Your checks catch each liar and let the honest harness pass, on a simulated GPU."""
 
 from pathlib import Path
 
@@ -9,8 +7,7 @@ import exercise_tools as exercises
 import pytest
 from harnesses import LIARS, Claim, SimulatedGPU, hurried, short, timed, update_all
 
-# for its liar
-RETURNED = {
+RETURNED = {  # for the liar of each check
     "waits_and_warms_up": 1001,
     "reads_memory": 2,
     "lasts": 1.15,

@@ -1,6 +1,4 @@
-"""Tests of your repairs: `pytest test_exercises.py`, or with KERNEL_EXERCISES=solution of the
-solution. They need no compiler.
-"""
+"""Tests of your repairs, or with KERNEL_EXERCISES=solution of solution/; they need no compiler."""
 
 from pathlib import Path
 
@@ -44,7 +42,7 @@ class Counted(TorchDispatchMode):
 
 def test_the_loss_is_one_graph(model, monkeypatch):
     monkeypatch.setattr(v2, "swiglu", additions.swiglu)
-    # raises where a graph would break
+    # `fullgraph` raises an error where a graph would break.
     loss = torch.compile(model.loss, backend="eager", fullgraph=True)
     assert loss(IDS, IDS).isfinite()
 

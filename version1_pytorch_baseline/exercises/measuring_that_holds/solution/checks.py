@@ -7,8 +7,9 @@ from harnesses import Device, Harness, multiply, timed, update_all
 
 
 def waits_and_warms_up(harness: Harness, device: Device) -> float:
-    """The larger of: first / second claim, and the second call's seconds per launch by
-    `device.now()` / second claim.
+    """The larger of two ratios: first / second claim, and seconds a launch / second claim.
+
+    The seconds a launch are those of the second call, by `device.now()`.
     """
     first = harness(device).seconds
     launches = device.launches
@@ -20,8 +21,9 @@ def waits_and_warms_up(harness: Harness, device: Device) -> float:
 
 
 def reads_memory(harness: Harness, device: Device) -> float:
-    """Seconds of an update of all buffers / the claim. Warm up before you time: a real GPU captures
-    its first update.
+    """Seconds of an update of all buffers / the claim.
+
+    Warm up before you time: a real GPU captures its first update.
     """
     claim = harness(device).seconds
     timed(device, update_all)
@@ -38,27 +40,21 @@ def lasts(harness: Harness, device: Device, seconds: float = 10) -> float:
 
 
 def repeats(harness: Harness, device: Device, processes: int = 10) -> float:
-    """Half the range of the seconds that a harness claims in several processes / the error that it
-    claims in the first.
-    """
-    claims = [harness(each) for each in device.processes(processes)]
+    """Half the range of the claims of several processes / the error that the first one claims."""
+    claims = [harness(process) for process in device.processes(processes)]
     seconds = [claim.seconds for claim in claims]
     return (max(seconds) - min(seconds)) / 2 / claims[0].error
 
 
 def computes(harness: Harness, device: Device) -> float:
-    """The result that `device.x`, doubled after a first call, should give / the result that a
-    second call claims.
-    """
+    """Twice the result of a first call, after which `device.x` doubles / that of a second call."""
     before = harness(device).result
     device.x *= 2
     return 2 * before / harness(device).result
 
 
 def p_value(a: Sequence[float], b: Sequence[float]) -> float:
-    """The share of all ways to split a + b into two such groups in which the means differ by at
-    least as much as here.
-    """
+    """The share of all splits of a + b into two such groups whose means differ as much or more."""
     both = [*a, *b]
     differences = []
     for chosen in combinations(both, len(a)):  # the first are a and b themselves

@@ -12,17 +12,18 @@ from harnesses import Device, Harness, multiply, timed, update_all  # noqa: F401
 
 
 def waits_and_warms_up(harness: Harness, device: Device) -> float:
-    """The larger of: first / second claim, and the second call's seconds per launch by
-    `device.now()` / second claim.
+    """The larger of two ratios: first / second claim, and seconds a launch / second claim.
 
+    The seconds a launch are those of the second call, by `device.now()`.
     `device.launches` before and after a call tells how many launches it made.
     """
     raise NotImplementedError("waits_and_warms_up: problem 1 of README.md")
 
 
 def reads_memory(harness: Harness, device: Device) -> float:
-    """Seconds of an update of all buffers / the claim. Warm up before you time: a real GPU captures
-    its first update.
+    """Seconds of an update of all buffers / the claim.
+
+    Warm up before you time: a real GPU captures its first update.
     """
     raise NotImplementedError("reads_memory: problem 1 of README.md")
 
@@ -33,22 +34,17 @@ def lasts(harness: Harness, device: Device, seconds: float = 10) -> float:
 
 
 def repeats(harness: Harness, device: Device, processes: int = 10) -> float:
-    """Half the range of the seconds that a harness claims in several processes / the error that it
-    claims in the first.
-    """
+    """Half the range of the claims of several processes / the error that the first one claims."""
     raise NotImplementedError("repeats: problem 1 of README.md")
 
 
 def computes(harness: Harness, device: Device) -> float:
-    """The result that `device.x`, doubled after a first call, should give / the result that a
-    second call claims.
-    """
+    """Twice the result of a first call, after which `device.x` doubles / that of a second call."""
     raise NotImplementedError("computes: problem 1 of README.md")
 
 
 def p_value(a: Sequence[float], b: Sequence[float]) -> float:
-    """The share of all ways to split a + b into two such groups in which the means differ by at
-    least as much as here.
+    """The share of all splits of a + b into two such groups whose means differ as much or more.
 
     Equal differences may differ in their last bits, so compare with a tolerance.
     """

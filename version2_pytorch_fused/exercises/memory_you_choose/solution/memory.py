@@ -22,8 +22,9 @@ KEPT = {
 
 
 def kept_bytes(model: ModelConfig, tokens: int, kind: str) -> int:
-    """Bytes that a block of Version 2 keeps in bf16 for its backward pass; `kind` is none, block or
-    selective.
+    """Bytes that a block of Version 2 keeps in bf16 for its backward pass.
+
+    `kind` is none, block or selective.
     """
     hidden = model.hidden_size
     ffn = model.intermediate_size
@@ -39,8 +40,8 @@ def kept_bytes(model: ModelConfig, tokens: int, kind: str) -> int:
     norms = 2 * (4 * hidden + 4 * hidden + 4)  # x, x / rms, 1 / rms
     inputs = 2 * 2 * hidden
     rotated = 2 * (hidden + kv)
-    # silu(gate), silu(gate) * up
-    return tokens * (norms + inputs + qkv + rotated + attended + gate_up + 2 * 2 * ffn)
+    activated = 2 * 2 * ffn  # silu(gate), silu(gate) * up
+    return tokens * (norms + inputs + qkv + rotated + attended + gate_up + activated)
 
 
 def peak_bytes(model: ModelConfig, batch: int, length: int, kind: str) -> int:
@@ -52,8 +53,9 @@ def peak_bytes(model: ModelConfig, batch: int, length: int, kind: str) -> int:
     copies = math.ceil(MULTIPROCESSORS / (batch * model.num_attention_heads))
     swiglu = kept_bytes(model, tokens, "none") + 4 * tokens * (model.intermediate_size + hidden)
     attention = tokens * (28 * hidden + 6 * kv + 4 * hidden * copies)
-    # results of o_proj and down_proj
-    in_a_block = max(swiglu, attention) + (4 * tokens * hidden if kind == "selective" else 0)
+    in_a_block = max(swiglu, attention)
+    if kind == "selective":
+        in_a_block += 4 * tokens * hidden  # results of o_proj and down_proj
     kept = kept_bytes(model, tokens, kind)
     casts = 2 * weights if kind == "none" else 0
     last_norm = casts + model.num_layers * kept + 28 * tokens * hidden
@@ -62,7 +64,7 @@ def peak_bytes(model: ModelConfig, batch: int, length: int, kind: str) -> int:
 
 
 def holders(snapshot: Mapping[str, Any]) -> Counter[str]:
-    """Bytes at the peak of a --memory-snapshot, by place; those from before its step as `before`."""
+    """Bytes at the peak of a --memory-snapshot by place; `before`: those from before its step."""
     alive = {}
     now = 0
     most = -1

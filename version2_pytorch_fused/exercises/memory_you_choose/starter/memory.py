@@ -24,8 +24,9 @@ KEPT = {
 
 
 def kept_bytes(model: ModelConfig, tokens: int, kind: str) -> int:
-    """Bytes that a block of Version 2 keeps in bf16 for its backward pass; `kind` is none, block or
-    selective.
+    """Bytes that a block of Version 2 keeps in bf16 for its backward pass.
+
+    `kind` is none, block or selective.
     """
     raise NotImplementedError("kept_bytes: problem 1 of README.md")
 
@@ -36,7 +37,7 @@ def peak_bytes(model: ModelConfig, batch: int, length: int, kind: str) -> int:
 
 
 def holders(snapshot: Mapping[str, Any]) -> Counter[str]:
-    """Bytes at the peak of a --memory-snapshot, by place; those from before its step as `before`."""
+    """Bytes at the peak of a --memory-snapshot by place; `before`: those from before its step."""
     raise NotImplementedError("holders: problem 3 of README.md")
 
 

@@ -14,15 +14,14 @@ LIMIT = 1e4
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, clipped to [-LIMIT, LIMIT]; all [..., F]. Clipping is one more elementwise
-    operation to fuse.
-    """
+    """silu(gate) * up, clipped to [-LIMIT, LIMIT], which can be fused too; all [..., F]."""
     return (F.silu(gate) * up).clamp(-LIMIT, LIMIT)
 
 
 class TinyLlama(v2.TinyLlama):
-    """Version 2 that counts its forward passes: `int(model.passes)`. The count is a tensor, whose
-    value no guard depends on.
+    """Version 2 that counts its forward passes, `int(model.passes)`.
+
+    The count is a tensor, whose value no guard depends on.
     """
 
     passes: Tensor

@@ -1,6 +1,4 @@
-"""Three additions to Version 2 that keep torch.compile from helping. Find them in logs and a
-profile, then repair them.
-"""
+"""Three additions to Version 2 that keep torch.compile from helping: find and repair them."""
 
 from common.options import Options
 from version2_pytorch_fused import tiny_llama_v2 as v2
