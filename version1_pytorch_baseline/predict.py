@@ -31,13 +31,14 @@ def main() -> None:
         parser.error("--check takes two profiles, a prediction one")
     if options.check and options.expect is not None:
         parser.error("--check reads the guess from --file: leave --expect out")
-    change = options.change
     if options.check:
-        before, after = options.profiles
-        report = predictions.check(before, after, change, options.file)
-    elif change and options.expect is not None:
-        [profile] = options.profiles
-        report = predictions.predict(profile, change, options.expect, "v1", options.file)
+        report = predictions.check(
+            options.profiles[0], options.profiles[1], options.change, options.file
+        )
+    elif options.change and options.expect is not None:
+        report = predictions.predict(
+            options.profiles[0], options.change, options.expect, "v1", options.file
+        )
     else:
         parser.error("a prediction needs --change and --expect")
     print(report.terminal())

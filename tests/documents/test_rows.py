@@ -51,7 +51,7 @@ def test_a_list_in_a_record_has_a_row_each(tmp_path):
         rows.rows(["bytes"], [tmp_path / "lab.json"], "list")
 
 
-def test_files_come_in_order_of_presets_and_a_pattern_without_files_is_refused():
+def test_files_come_in_the_order_of_presets_and_a_pattern_without_files_is_refused():
     assert [rows.preset_of(path) for path in rows.found(["results/h200/v1_*.json"])] == [
         "tiny",
         "small",

@@ -55,7 +55,7 @@ def test_every_operation_has_a_switch_and_every_switch_is_the_versions():
 
 
 @pytest.mark.parametrize("switch", [None, *kernels.SWITCHES])
-def test_every_operation_is_a_kernel_unless_a_switch_gives_it_to_pytorch(called, switch):
+def test_every_operation_is_a_kernel_but_those_that_a_switch_gives_back_to_pytorch(called, switch):
     off = [] if switch is None else [{name: name != switch for name in kernels.SWITCHES}]
     loss(models.build(tiny_llama_v3, *off, device=DEVICE))
     assert called == {
@@ -83,7 +83,7 @@ def test_two_models_side_by_side_have_their_own_operations(called):
         assert called == expected
 
 
-def test_operations_are_given_back_after_a_nested_context_and_after_an_error(called):
+def test_operations_are_given_back_after_a_context_within_another_and_after_an_error(called):
     gate = torch.ones(4, device=DEVICE)
     with kernels.replaced({"swiglu": reference.swiglu}):
         with kernels.replaced({"attention": reference.attention}):

@@ -16,7 +16,9 @@ def load(folder: Path) -> Any:
     return EventAccumulator(str(folder)).Reload()
 
 
-def test_tokens_are_of_all_processes_and_a_resumed_run_goes_on_at_its_step(cpu_trace, tmp_path):
+def test_tokens_are_those_of_all_processes_and_a_resumed_run_goes_on_at_its_step(
+    cpu_trace, tmp_path
+):
     write_profile(
         tmp_path / "profile_1.json", cpu_trace, training__world_size=4, training__first_step=101
     )

@@ -62,7 +62,7 @@ def test_the_speedup_of_one_process_a_side_and_too_slow_is_a_failure(tmp_path):
     )
 
 
-def test_loss_curves_of_the_same_inputs_count_by_their_largest_difference(tmp_path):
+def test_the_largest_difference_of_the_loss_curves_counts_where_they_have_the_same_inputs(tmp_path):
     other = record(**FAST, loss__all=[7.0, 6.03, 5.0])
     found = verdict(tmp_path, record(), other)
     assert "largest difference 0.03 nats over 20 steps" in shown(found)
