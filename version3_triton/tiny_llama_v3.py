@@ -1,4 +1,5 @@
-"""Version 3: what memory limits as Triton kernels, with backward passes of their own.
+"""Version 3: the operations that memory limits as Triton kernels, with backward passes of their
+own.
 
 Changes from Version 2:
 

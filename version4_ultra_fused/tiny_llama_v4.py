@@ -1,9 +1,9 @@
-"""Version 4: a block is a few large operations with a backward pass by hand, in a captured graph.
+"""Version 4: ultra-fused. A block is a few large operations, its backward pass written by hand.
 
 Changes from Version 3, in two stages, of which `--disable-memory-plan` leaves the first:
 
-- The step is one graph. On sm_90, in 16 bits, epilogues of products apply SwiGLU, and in small
-  products RoPE and gradients of norms.
+- The step is one captured graph. On sm_90, in 16 bits, epilogues of products apply SwiGLU, and in
+  small products RoPE and gradients of norms.
 - The memory plan (`memory/memory_plan.py`): AdamW writes bf16 weights for the products, and
   gradients get buffers of their own.
 

@@ -200,7 +200,7 @@ def check_attention(q: Tensor, k: Tensor, v: Tensor, **blocks: int) -> None:
     wide_k, wide_v = (x.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     scores = q.double() @ wide_k.transpose(2, 3) / math.sqrt(q.shape[3])
     scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
-    # the factors of the second matmul have that dtype
+    # The factors of the second matmul have that dtype.
     check(o, scores.softmax(-1) @ wide_v, q.dtype, inside=q.dtype)
     check(lse, scores.logsumexp(-1), torch.float32)
 

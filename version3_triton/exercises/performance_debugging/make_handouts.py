@@ -72,7 +72,7 @@ def handout(tree: ast.Module) -> str:
     """The definitions that a stage is made of, what they use, and the imports for them; without
     --fixed.
     """
-    # before it, the script finds `common`
+    # Before it, the script finds `common`.
     start = next(i for i, node in enumerate(tree.body) if isinstance(node, ast.Expr)) + 1
     head = tree.body[:start]
     body = tree.body[start:]

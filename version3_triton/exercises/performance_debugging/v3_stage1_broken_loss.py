@@ -29,7 +29,7 @@ def tidy(model: nn.Module) -> None:
     initialize themselves".
     """
     for module in model.modules():
-        # the head's weight is the embedding's
+        # The head's weight is the embedding's.
         if isinstance(module, nn.Linear | nn.Embedding) and module is not model.lm_head:
             module.reset_parameters()
 

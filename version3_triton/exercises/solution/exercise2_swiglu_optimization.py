@@ -57,7 +57,7 @@ class SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, gate: Tensor, up: Tensor) -> Tensor:
-        # the product before made both, so this takes no extra memory
+        # The product before made both, so this takes no extra memory.
         ctx.save_for_backward(gate, up)
         return launch_swiglu_forward(swiglu_forward_kernel, gate, up)
 

@@ -73,7 +73,7 @@ def attention_forward_kernel(
     total = tl.zeros((BLOCK_M,), tl.float32)
     o = tl.zeros((BLOCK_M, DIM), tl.float32)
     visited = 0
-    # later keys come after every query of this program
+    # Later keys come after every query of this program.
     end = tl.minimum((tile + 1) * BLOCK_M, length)
     for start in range(0, end, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
@@ -82,14 +82,14 @@ def attention_forward_kernel(
         k = tl.load(k_ptr + key[:, None] * k_row + element[None, :], mask=there, other=0.0)
         v = tl.load(v_ptr + key[:, None] * v_row + element[None, :], mask=there, other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale  # [BLOCK_M, BLOCK_N]
-        # keys after the last one are masked too
+        # Keys after the last one are masked too.
         s = tl.where(key[None, :] <= query[:, None], s, float("-inf"))
-        # finite: every query sees key 0, in the first block
+        # It is finite: every query sees key 0, in the first block.
         new = tl.maximum(highest, tl.max(s, axis=1))
         p = tl.exp(s - new[:, None])
         shrink = tl.exp(highest - new)
         total = total * shrink + tl.sum(p, axis=1)
-        # with the dtype of v, for the matrix units
+        # p takes the dtype of v, for the matrix units.
         o = o * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         highest = new
         visited += 1

@@ -40,7 +40,7 @@ def _on_one_rank(rank: int, store_file: str, job: Callable, arguments: tuple) ->
     store = dist.FileStore(store_file, RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=LIMIT)
     try:
-        # a job that fails at once does not leave while the other rank still connects
+        # A job that fails at once does not leave while the other rank still connects.
         dist.barrier()
         return job(*arguments)
     finally:
@@ -62,7 +62,7 @@ def run(job: Callable, *arguments: object) -> list:
             _pool().submit(_on_one_rank, rank, store, job, arguments) for rank in range(RANKS)
         ]
         # This waits for the ranks.
-        errors = [error for error in [future.exception() for future in futures] if error]
+        errors = list(filter(None, (future.exception() for future in futures)))
     if errors:
         # An error of gloo says that the other rank has left.
         raise min(errors, key=lambda error: "gloo" in str(error))
@@ -134,7 +134,7 @@ def overlap(bucket_bytes: int) -> tuple[Arrays, Counter, int, int]:
     ours = model()
     counted = Collectives()
     before_last = []
-    # these hooks run before yours; the last that runs is that of the last gradient
+    # These hooks run before yours; the last that runs is that of the last gradient.
     for parameter in ours.parameters():
         parameter.register_post_accumulate_grad_hook(
             lambda _: before_last.append(counted.calls.total())

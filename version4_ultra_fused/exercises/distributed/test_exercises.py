@@ -79,7 +79,7 @@ def test_problem3_weights():
         check(weights, adapter.arrays(model.named_parameters()))
         assert calls == {"reduce_scatter": 1, "allgather": 1}
     padded = MODEL_BYTES // 4 + 1
-    # two moments of half the weights
+    # There are two moments of half the weights.
     assert [elements for *_, elements in results] == [padded, padded]
 
 

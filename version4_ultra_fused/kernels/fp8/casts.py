@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# of a program's tile; columns of gate and up, where these take turns
+# The size of a program's tile; its columns are of gate and up, where these take turns.
 TOKENS = 32
 COLUMNS = 128
 

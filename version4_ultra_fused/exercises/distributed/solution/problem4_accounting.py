@@ -20,7 +20,7 @@ def sent_bytes(parameters: int, ranks: int, stage: int, element: int = 4) -> flo
     """Bytes that one rank sends in a training step; an element of a weight or of a gradient has
     `element` bytes.
     """
-    # each pass is a reduce-scatter or an all-gather of all parameters
+    # Each pass is a reduce-scatter or an all-gather of all parameters.
     passes = 3 if stage == 3 else 2
     return passes * (ranks - 1) / ranks * parameters * element
 

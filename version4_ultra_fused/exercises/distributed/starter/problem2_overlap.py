@@ -25,7 +25,7 @@ class OverlappedGradients:
     def __init__(self, model: nn.Module, bucket_bytes: int) -> None:
         """Registers `ready` as a hook that runs as soon as a parameter has its whole gradient."""
         self.buckets = fill_buckets(list(model.parameters()), bucket_bytes)
-        # gradients that each bucket waits for
+        # The gradients that each bucket waits for.
         self.missing = [len(bucket) for bucket in self.buckets]
         # Of each bucket that was sent: its number, its flat gradients, and the handle to wait for.
         self.running: list[tuple[int, torch.Tensor, dist.Work]] = []
