@@ -26,8 +26,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from common import cli
 from common import device as devices
-from common import signals
 from common.options import Options
 from common.timing import benchmark, summarize
 from common.training import record
@@ -169,7 +169,7 @@ def measure(
     except KeyboardInterrupt as stop:
         if not measured["device"]:
             raise
-        code = 128 + signals.number(stop)
+        code = 128 + cli.signal_number(stop)
     files.write_measurement(path, measured, "--output-dir")
     return measured, code
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from common import device as devices
 from common import ranks, spans
 from common.options import RunOptions
-from common.training import agreement
 from tracepage.files import writable_folder
 
 import torch
@@ -65,7 +64,7 @@ class Profiler:
         self.folder = writable_folder(options.profile_dir, "--profile-dir")
         # UTC: the newest has the last name
         stamp = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}_{os.getpid()}"
-        self.stamp = agreement.gathered(stamp)[0]
+        self.stamp = ranks.gathered(stamp)[0]
         self.rank = ranks.here().rank
         rank = f"rank{self.rank}_" if self.rank else ""
         self.trace_path = self.folder / f"trace_{rank}{self.stamp}.json"
@@ -130,7 +129,7 @@ class Profiler:
         written its own.
         """
         exported(self.profile, self.trace_path)
-        agreement.wait_for_all()
+        ranks.wait_for_all()
 
     def operator_flops(self) -> dict[str, float]:
         """FLOPs of the profiled steps by operator; of Python's calls, which with_stack adds to the
