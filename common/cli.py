@@ -14,24 +14,13 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from common import ROOT
-from tracepage.command_line import exit_code, parse, parse_known, require
+from tracepage.command_line import exit_code, parse, parse_known, require  # noqa: F401
 
-PACKAGES = (
-    "ijson",
-    "jinja2",
-    "matplotlib",
-    "numpy",
-    "pandas",
-    "pydantic",
-    "safetensors",
-    "tokenizers",
-    "torch",
-    "yaml",
-)
-require(PACKAGES, f"run `make setup` in {ROOT}, then `source {ROOT}/.venv/bin/activate`")
+PACKAGES = "ijson jinja2 matplotlib numpy pandas pydantic safetensors tokenizers torch yaml"
+require(PACKAGES.split(), f"run `make setup` in {ROOT}, then `source {ROOT}/.venv/bin/activate`")
 
 from common import ranks
-from common.options import (
+from common.options import (  # noqa: F401  # scripts take these from here
     Kind,
     add,
     add_model_flags,
@@ -47,31 +36,12 @@ from common.options import (
 )
 from tracepage.errors import RunError, UsageError
 
-__all__ = [
-    "Kind",
-    "add",
-    "add_model_flags",
-    "add_output_dir",
-    "add_profiling_flags",
-    "add_switches",
-    "add_training_flags",
-    "amount",
-    "parse",
-    "parse_known",
-    "positive",
-    "positive_list",
-    "resolve",
-    "switches",
-]
-
 GRACE = 1.0  # seconds
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def command(main: Callable[[], int | None]) -> NoReturn:
-    """Runs a script's main function and exits, with the exit codes of
-    `tracepage.command_line.exit_code`.
-    """
+    """Runs a script's main function and exits, with the exit codes of `exit_code`."""
     with signals_raised():
         code = exit_code(main, _end_of_a_rank)
     # Before Python 3.14, a thread of gloo that gives a tensor back after Python's end aborts the
@@ -87,12 +57,12 @@ def _end_of_a_rank(error: UsageError | RunError) -> None:
     Where the first of all, or of a node, may say the same, the others wait for GRACE seconds:
     torchrun ends them meanwhile.
     """
-    here = ranks.here()
-    if (here.rank and error.shared) or (here.local_rank and isinstance(error, UsageError)):
+    rank = ranks.here()
+    if (rank.rank and error.shared) or (rank.local_rank and isinstance(error, UsageError)):
         time.sleep(GRACE)
-    if here.main_process or not error.shared:
-        alone = error.shared or here.world_size == 1
-        prefix = "" if alone else f"rank {here.rank}: "
+    if rank.main_process or not error.shared:
+        alone = error.shared or rank.world_size == 1
+        prefix = "" if alone else f"rank {rank.rank}: "
         print(f"error: {prefix}{error}", file=sys.stderr, flush=True)
 
 
@@ -104,9 +74,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def signal_number(stop: KeyboardInterrupt) -> int:
-    """The signal behind the exception: Python's own handler of Ctrl-C raises a plain
-    KeyboardInterrupt.
-    """
+    """The signal's number: Python's own handler of Ctrl-C raises a plain KeyboardInterrupt."""
     return stop.args[0] if stop.args else signal.SIGINT
 
 
@@ -125,9 +93,7 @@ def signals_raised() -> Iterator[None]:
 
 @contextmanager
 def signals_deferred() -> Iterator[list[int]]:
-    """Within it, the first signal is only noted in the list, so that the work in hand can end; a
-    second one raises Stopped.
-    """
+    """Within it, the first signal is only noted in the list; a second one raises Stopped."""
     received: list[int] = []
 
     def note(kind: int, frame: object) -> None:
@@ -141,9 +107,7 @@ def signals_deferred() -> Iterator[list[int]]:
 
 @contextmanager
 def signals_postponed() -> Iterator[None]:
-    """A signal within it takes effect at its end: for work that must not be cut short, such as
-    writing a record.
-    """
+    """A signal within it takes effect at its end, after work that must not be cut short."""
     received: list[int] = []
     with _handled(lambda kind, frame: received.append(kind), _not_ignored()):
         yield
@@ -153,9 +117,7 @@ def signals_postponed() -> Iterator[None]:
 
 @contextmanager
 def signals_immediate() -> Iterator[None]:
-    """A signal within it ends the process at once: C++ that waits for another process runs no
-    handler of Python's.
-    """
+    """A signal within it ends the process at once: waiting C++ runs no handler of Python's."""
     with _handled(signal.SIG_DFL, _not_ignored()):
         yield
 

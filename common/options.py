@@ -20,7 +20,7 @@ from tracepage.errors import UsageError
 
 Kind = TypeVar("Kind", bound="Options")
 Flags = argparse._ActionsContainer  # a parser, or a group of one
-# by name, such as "qkv-fusion"; a mode of torch.compile stands for True
+# By name, such as "qkv-fusion"; a mode of torch.compile stands for True.
 Switches = Mapping[str, bool | str]
 
 FORMATS = ("bfloat16", "float16")
@@ -396,9 +396,7 @@ def add_output_dir(group: Flags, default: str) -> None:
 
 
 def add_switches(parser: argparse.ArgumentParser, switches: Mapping[str, bool]) -> None:
-    """`--enable-X` and `--disable-X` for each switch of a version, and for all of them together
-    (`all-fusion`).
-    """
+    """`--enable-X` and `--disable-X` for each switch of a version, and for `all-fusion`."""
     on = [name for name, value in switches.items() if value]
     group = parser.add_argument_group(f"switches (on unless switched off: {', '.join(on)})")
     for name in (*switches, "all-fusion"):
@@ -486,24 +484,16 @@ def resolve(
 def _implied(values: Mapping[str, Any]) -> dict[str, Any]:
     """What flags of profiling imply: each turns on what it needs."""
     everything = values["enable_all_profiling"]
-    profiler_flags = (
-        "enable_pytorch_profiler",
-        "enable_all_profiling",
-        "profile_dir",
-        "profile_steps",
-        "profile_memory",
-        "profile_operators",
-        "sort_by",
-        "profile_attention_only",
-        "profile_with_stack",
-        "profile_with_flops",
-    )
+    sort_by = values["sort_by"]
+    profiled = any(value for name, value in values.items() if name.startswith("profile_"))
     return {
-        "enable_pytorch_profiler": any(values[flag] for flag in profiler_flags),
+        "enable_pytorch_profiler": bool(
+            values["enable_pytorch_profiler"] or everything or profiled or sort_by
+        ),
         "profile_dir": values["profile_dir"] or Path("pytorch_profiles"),
         "profile_steps": values["profile_steps"] or 3,
         "profile_memory": values["profile_memory"] or everything,
-        "profile_operators": bool(values["profile_operators"] or everything or values["sort_by"]),
+        "profile_operators": bool(values["profile_operators"] or everything or sort_by),
         "enable_deepspeed_flops": bool(
             values["enable_deepspeed_flops"] or everything or values["flops_dir"]
         ),

@@ -45,9 +45,7 @@ def joined() -> bool:
 
 
 def lost(error: BaseException) -> bool:
-    """Whether a collective has failed: another process has ended, or has not answered for
-    --distributed-timeout seconds.
-    """
+    """Whether a collective has failed: another process has ended, or does not answer."""
     return joined() and (isinstance(error, dist.DistError) or "gloo" in str(error))
 
 

@@ -129,7 +129,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 class Checkpoints:
-    """The checkpoints of a run, before which `steps_before` steps were finished; 0 for a new one."""
+    """The checkpoints of a run; `steps_before` steps were finished before it, 0 for a new one."""
 
     def __init__(self, options: RunOptions, precision: Precision, dataset: Dataset) -> None:
         """Finds the newest one for --resume.
@@ -141,13 +141,15 @@ class Checkpoints:
         self.folder = writable_folder(options.checkpoint_dir, "--checkpoint-dir")
         self.precision = precision
         self.inputs = inputs(options, precision, dataset)
-        self.source = next(reversed(checkpoints(self.folder)), None)
+        existing = checkpoints(self.folder)
+        self.source = existing[-1] if existing else None
         self.steps_before = 0
         self.scaler: dict[str, Any] = {}
         if self.source and not options.resume:
-            there = f"--checkpoint-dir: {self.source} is there"
             raise UsageError(
-                f"{there}: go on from it with --resume, or name another folder", shared=True
+                f"--checkpoint-dir: {self.source} is there: go on from it with --resume, "
+                "or name another folder",
+                shared=True,
             )
         if self.source:
             self._read_position(self.source, options.num_steps)
@@ -206,13 +208,12 @@ class Checkpoints:
             if main:
                 shutil.rmtree(building, ignore_errors=True)  # of a process that was killed
                 building.mkdir()
-                scaler = self.precision.scaler.state_dict()
-                position = Position(
-                    schema="tiny-llama-checkpoint/2",
-                    step=finished,
-                    inputs=self.inputs,
-                    scaler=scaler,
-                )
+                position: Position = {
+                    "schema": "tiny-llama-checkpoint/2",
+                    "step": finished,
+                    "inputs": self.inputs,
+                    "scaler": self.precision.scaler.state_dict(),
+                }
                 write_json(building / POSITION, position)
             ranks.wait_for_all()
             _complete_weights(self.prepared.optimizer)

@@ -71,16 +71,16 @@ def start(device: torch.device, timeout: float, captured: bool = False) -> None:
     A process waits `timeout` seconds for another. UsageError: there are more processes than GPUs.
     RunError: they do not meet.
     """
-    here = ranks.here()
+    local_rank = ranks.here().local_rank
     gpu: dict[str, Any] = {}
     if devices.is_gpu(device):
-        if here.local_rank >= torch.cuda.device_count():
+        if local_rank >= torch.cuda.device_count():
             raise UsageError(
                 f"this node has {torch.cuda.device_count()} GPUs: "
                 "lower --nproc-per-node to one process a GPU"
             )
-        torch.cuda.set_device(here.local_rank)
-        gpu = {"device_id": torch.device("cuda", here.local_rank)}
+        torch.cuda.set_device(local_rank)
+        gpu = {"device_id": torch.device("cuda", local_rank)}
         # NCCL's errors may not be polled during a capture (PyTorch's notes on CUDA graphs).
         if captured:
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
@@ -124,7 +124,7 @@ def joined(options: RunOptions, device: torch.device) -> Iterator[None]:
 
 
 class Loss(nn.Module):
-    """Makes `model.loss` a forward pass, which is what DistributedDataParallel and DeepSpeed watch."""
+    """Makes `model.loss` the forward pass, which DistributedDataParallel and DeepSpeed watch."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -212,9 +212,8 @@ class Meetings:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.next = 1
-        # step and time of the last meeting, and since then a step
-        self.last = (0, time.monotonic())
-        self.seconds = float("inf")
+        self.last = (0, time.monotonic())  # step and time of the last meeting
+        self.seconds = float("inf")  # a step since then
 
     def agree(self, finished: int, signal: int) -> int:
         """The number of a signal (0: none) for all processes alike, after this many steps."""
@@ -222,7 +221,7 @@ class Meetings:
             return 0
         agreed = torch.tensor([signal, self.seconds], device=self.device)
         dist.all_reduce(agreed, dist.ReduceOp.MAX)
-        # waits for the device, so the time below is that of finished steps
+        # This waits for the device, so the time below is that of finished steps.
         signal, seconds = agreed.tolist()
         step, since = self.last
         self.next = finished + max(1, int(PERIOD / seconds))

@@ -27,9 +27,7 @@ OVERFLOWS = 20
 
 
 class Prepared(NamedTuple):
-    """A version's model and optimizer, and its step: a function of a batch that returns the loss
-    from before the update.
-    """
+    """A version's model, optimizer and step, which returns the loss from before the update."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -91,10 +89,10 @@ def capturable(optimizer: Optimizer, precision: Precision) -> Optimizer:
     changed: dict[str, Any] = {"capturable": True}
     if precision.scaler.is_enabled():
         changed["fused"] = True
-    groups = [
-        {key: value for key, value in group.items() if key not in changed}
-        for group in optimizer.param_groups
-    ]
+    groups = [dict(group) for group in optimizer.param_groups]
+    for group in groups:
+        for key in changed:
+            group.pop(key, None)
     return type(optimizer)(groups, **changed)
 
 
@@ -136,9 +134,7 @@ def repeat(step: Step, optimizer: torch.optim.Optimizer, batch: Batch, passes: i
 
 @contextmanager
 def without_update(optimizer: torch.optim.Optimizer, precision: Precision) -> Iterator[None]:
-    """Inside it a step changes no weight; afterwards the optimizer's state and the loss scale are
-    those of the beginning.
-    """
+    """Inside it a step changes no weight; optimizer and loss scale are reset afterwards."""
     rates = [group["lr"] for group in optimizer.param_groups]
     scaler = precision.scaler.state_dict()
     for group in optimizer.param_groups:
@@ -203,6 +199,7 @@ def check_gradients(
         )
     if form == "ddp" and not ranks.equal([grad for grad in grads.values() if grad is not None]):
         raise RunError(
-            "each process has gradients of its own: a step must call model.loss to have them averaged",
+            "each process has gradients of its own: a step must call model.loss "
+            "to have them averaged",
             shared=True,
         )

@@ -59,9 +59,7 @@ def name(version: ModuleType) -> str:
 
 
 def settings(model: nn.Module, options: Options) -> dict[str, bool | str]:
-    """How the switches of a version stand, by the model that was made, and whether its step was
-    captured.
-    """
+    """How the switches stand, by the model, and whether its step was captured."""
     switches = getattr(model, "switches", {})
     result = {name.replace("-", "_"): value for name, value in switches.items()}
     if options.capture_step:

@@ -128,6 +128,7 @@ class Run:
         self.profiles: list[Path] = []
         self.flops: list[Path] = []
         self.status = "completed"
+        self.scheduled = options.lr_schedule != "constant" or options.lr_warmup_steps > 0
         self.signal = 0  # that has ended the run
         self._postponed_signals = ExitStack()
         self._progress = ExitStack()
@@ -135,7 +136,12 @@ class Run:
             check_outputs(self.options, self.metrics)
         with ExitStack() as stack:
             stack.enter_context(explained(self.options))
-            self._join_processes(stack)
+            if self.options.parallel:
+                from common.training import distributed
+
+                # From here on `cuda` is this process's GPU.
+                stack.enter_context(distributed.joined(self.options, self.device))
+                self.meetings = distributed.Meetings(self.device)
             devices.configure(self.device, options.seed, options.allow_tf32)
             devices.limit_memory(self.device, devices.describe(self.device)["memory_mib"])
             self.precision = Precision(self.device, amp_dtype(options))
@@ -170,14 +176,6 @@ class Run:
             self.clock = Clock(self.device)
             self._setup = stack.pop_all()
 
-    def _join_processes(self, stack: ExitStack) -> None:
-        """From here on `cuda` is this process's GPU."""
-        if self.options.parallel:
-            from common.training import distributed
-
-            stack.enter_context(distributed.joined(self.options, self.device))
-            self.meetings = distributed.Meetings(self.device)
-
     def _batches(self, dataset: data.Dataset, count: int, seed: int) -> data.Batches:
         sizes = (self.options.batch_size, self.options.seq_len, count)
         return data.Batches(dataset, sizes, seed, self.device, ranks.here())
@@ -193,9 +191,7 @@ class Run:
     # ----------------------------------------------------------------------------- before the loop
 
     def move_model(self, model: Model) -> Model:
-        """The model on its device and, of several processes, in the form that a step calls; before
-        its optimizer is made.
-        """
+        """The model on its device, in the form that a step calls, before its optimizer is made."""
         options = self.options
         self.model = model
         if ranks.here().main_process and (options.measure_peak or self.profiler):
@@ -214,9 +210,7 @@ class Run:
             return distributed.parallel_model(model, options.parallel)
 
     def wrap_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """The optimizer, not stepped yet, in the form that a captured step or several processes
-        need.
-        """
+        """The optimizer, not stepped yet, as a captured step or several processes need it."""
         if self.options.capture_step:
             optimizer = preparation.capturable(optimizer, self.precision)
         if self.options.parallel:
@@ -235,7 +229,7 @@ class Run:
         """
         options = self.options
         batch = self.data[0]
-        if self._scheduled and options.capture_step:
+        if self.scheduled and options.capture_step:
             from common import schedule
 
             schedule.move_rate(self.optimizer, self.device)
@@ -276,17 +270,11 @@ class Run:
         self._progress.close()
         return prepared.step
 
-    @property
-    def _scheduled(self) -> bool:
-        return self.options.lr_schedule != "constant" or self.options.lr_warmup_steps > 0
-
     # ------------------------------------------------------------------------------------ the loop
 
     def steps(self) -> Iterator[int]:
-        """The number of each step up to --num-steps, until a signal ends the run, or all processes
-        agree to stop.
-        """
-        if self._scheduled:
+        """The number of each step, until --num-steps or a signal to one of the processes."""
+        if self.scheduled:
             from common import schedule
         loop = Loop(self.options, self.device, self.clock, self.steps_before)
         devices.reset_peak_memory(self.device)
@@ -307,16 +295,14 @@ class Run:
             loop.stack.callback(self.profiler.stop)
         ranks.wait_for_all()
         for number in range(self.steps_before, self.options.num_steps):
-            if self._scheduled:
+            if self.scheduled:
                 schedule.set_rate(self.optimizer, schedule.learning_rate(self.options, number))
             yield number
             if loop.ends:
                 break
 
     def finished(self, loss: Tensor) -> None:
-        """After a step: keeps its loss on the device, and prints, saves and meets the other
-        processes where that is due.
-        """
+        """After a step: keeps its loss; prints, saves and meets the others where that is due."""
         loop = self.loop
         assert loop
         loop.keep(loss)
@@ -362,9 +348,7 @@ class Run:
                         self.prepared.step.release()
 
     def _close_loop(self, error: BaseException | None) -> BaseException | None:
-        """The error that ended the run, in the words of a user where it is one of memory or of
-        another process.
-        """
+        """The error that ended the run, in the words of `explained`."""
         try:
             with explained(self.options), self.loop.stack if self.loop else nullcontext():
                 if error:
@@ -386,9 +370,7 @@ class Run:
             self.amend(ranks={"peak_mib": ranks.gathered(self.record["memory"]["peak_mib"])})
 
     def _write_unfinished(self) -> None:
-        """Writes the record of the finished steps from another thread, while the main one waits for
-        the device.
-        """
+        """Writes the record from another thread, while the main one waits for the device."""
         assert self.loop
         losses, step_ms, own_losses = self.loop.finished_without_waiting()
         lost = "failed: another process, or the device, no longer answers"
@@ -495,9 +477,7 @@ class Loop:
         self.signal = self.signals[0] if self.signals else 0
 
     def read(self, alone: bool = False) -> None:
-        """Reads what the device has finished, without the others if `alone`; RunError: a loss is
-        not a number.
-        """
+        """Reads what is finished, without the others if `alone`. RunError: a loss is no number."""
         start = len(self.step_ms)
         losses = self.on_device[len(self.losses) : self.done].clone()
         if alone and ranks.joined():
@@ -523,8 +503,8 @@ class Loop:
         """
         read = len(self.step_ms)
         done = read if devices.is_gpu(self.clock.device) else self.done
-        own = self.on_device[read:done].tolist()
-        return self.losses[:read] + own, self.step_ms + self._times(read, done), len(own)
+        losses = self.losses[:read] + self.on_device[read:done].tolist()
+        return losses, self.step_ms + self._times(read, done), done - read
 
     def _times(self, start: int, stop: int) -> list[float]:
         return [self.clock.milliseconds(2 * i, 2 * i + 1) for i in range(start, stop)]
@@ -547,9 +527,7 @@ class Loop:
 
 @contextmanager
 def explained(options: Options) -> Iterator[None]:
-    """Turns the errors of a lack of memory, and of another process that has ended, into those of a
-    user.
-    """
+    """Turns errors of memory, and of another process that has ended, into RunErrors."""
     try:
         yield
     except RunError:
