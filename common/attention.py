@@ -19,7 +19,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         [B, H, S, Dh].
     """
     grouped = q.shape[1] != k.shape[1]
-    # the fp32 kernel takes no groups: PyTorch would use the plain path
+    # The fp32 kernel takes no groups: PyTorch would use the plain path.
     if grouped and q.is_cuda and q.dtype == torch.float32:
         groups = q.shape[1] // k.shape[1]
         grouped = False

@@ -19,9 +19,9 @@ from tracepage.errors import RunError
 import numpy as np
 from tokenizers.implementations import ByteLevelBPETokenizer
 
-# characters that a BPE is trained on at most; the standard library has about 10 million
+# At most so many characters train a BPE; the standard library has about 10 million.
 TRAINING_TEXT = 2**26
-# texts: the work takes about 100 bytes for each character that is encoded at once
+# Texts; the work takes about 100 bytes for each character that is encoded at once.
 ENCODED_AT_ONCE = 8
 
 

@@ -8,6 +8,7 @@ Shape letters, the same in every file of this repository:
     D  hidden size           Dh  head dimension, D / H        L  layers
 """
 
+import copy
 import math
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,10 +20,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 Count = Annotated[int, Field(gt=0, le=10**9)]  # below that, memory sets the limit
-# YAML 1.1, which PyYAML follows, takes 1e-3 for text
+# YAML 1.1, which PyYAML follows, takes 1e-3 for text.
 Amount = Annotated[float, Field(gt=0, strict=False)]
 
-# by transformers
+# Names of transformers.
 RENAMED = {"num_layers": "num_hidden_layers", "max_sequence_length": "max_position_embeddings"}
 
 
@@ -44,7 +45,7 @@ class ModelConfig(StrictModel):
     max_sequence_length: Count = 128  # longest S that the rotary tables cover
     rope_theta: Amount = 10000.0
     rms_norm_eps: Amount = 1e-5
-    # standard deviation of all matrices; sqrt(2 / (5 D)) unless given
+    # The standard deviation of all matrices; sqrt(2 / (5 D)) unless given.
     initializer_range: Amount | None = None
 
     @property
@@ -93,7 +94,8 @@ class ModelConfig(StrictModel):
             )
         if self.head_dim % 2:
             raise ValueError(
-                f"head dimension {hidden} / {heads} = {self.head_dim} is odd; rotary embedding rotates pairs, so make it even"
+                f"head dimension {hidden} / {heads} = {self.head_dim} is odd; "
+                "rotary embedding rotates pairs, so make it even"
             )
         return self
 
@@ -102,7 +104,7 @@ class TrainingConfig(StrictModel):
     """The settings of one training run."""
 
     batch_size: Count = 8  # B
-    # S; with a single token, q and k would learn nothing
+    # S; with a single token, q and k would learn nothing.
     sequence_length: int = Field(default=128, ge=2, le=10**9)
     num_steps: Count = 300
     learning_rate: Amount = 1.5e-3
@@ -149,14 +151,15 @@ def read_yaml(path: Path) -> dict[str, dict[str, Any]]:
     text = read_text(path)
     try:
         content = yaml.safe_load(text)
-    # also a date that does not exist, and a number of thousands of digits
+    # A date that does not exist, and a number of thousands of digits, are a ValueError.
     except (yaml.YAMLError, ValueError) as error:
         raise UsageError(f"config {path} is not valid YAML: {error}") from error
     if not isinstance(content, dict) or not all(
         isinstance(section, dict) for section in content.values()
     ):
         raise UsageError(
-            f"config {path} must hold the sections `model:` and `training:`, each with `key: value` lines"
+            f"config {path} must hold the sections `model:` and `training:`, "
+            "each with `key: value` lines"
         )
     return content
 
@@ -165,33 +168,29 @@ def resolve(preset: str = "tiny", file: Path | None = None, **overrides: dict[st
     """Merges preset, YAML file and flags (None: not given), by section. UsageError: a value is
     wrong, or contradicts another.
     """
-    sections: dict[str, dict[str, Any]] = {
-        name: dict(values) for name, values in PRESETS[preset].items()
-    }
-    given = {
-        name: {key: value for key, value in values.items() if value is not None}
-        for name, values in overrides.items()
-    }
-    for source in (read_yaml(file) if file else {}, given):
-        for name, values in source.items():
+    sections: dict[str, dict[str, Any]] = copy.deepcopy(PRESETS[preset])
+    if file:
+        for name, values in read_yaml(file).items():
             sections.setdefault(name, {}).update(values)
+    for name, values in overrides.items():
+        set_values = {key: value for key, value in values.items() if value is not None}
+        sections.setdefault(name, {}).update(set_values)
     try:
         config = Config.model_validate(sections)
     except ValidationError as error:
-        raise UsageError(
-            f"config {file}: " * bool(file) + "; ".join(map(_describe, error.errors()))
-        ) from error
+        source = f"config {file}: " if file else ""
+        raise UsageError(source + "; ".join(map(_describe, error.errors()))) from error
     length = config.training.sequence_length
     longest = config.model.max_sequence_length
     if length > longest and "max_sequence_length" in sections["model"]:
         raise UsageError(
-            f"sequence length {length} is above the config's max_sequence_length {longest}: lower --seq-len"
+            f"sequence length {length} is above the config's max_sequence_length {longest}: "
+            "lower --seq-len"
         )
-    # the rotary tables grow with the run: no parameter depends on their length
     if length > longest:
-        config = config.model_copy(
-            update={"model": config.model.model_copy(update={"max_sequence_length": length})}
-        )
+        # The rotary tables grow with the run: no parameter depends on their length.
+        model = config.model.model_copy(update={"max_sequence_length": length})
+        config = config.model_copy(update={"model": model})
     return config
 
 
@@ -202,8 +201,6 @@ def _describe(item: Any) -> str:
         sections: dict[str, type[BaseModel]] = {"model": ModelConfig, "training": TrainingConfig}
         known = sections.get(item["loc"][0], Config)
         return f"unknown key {where} (known: {', '.join(known.model_fields)})"
-    return (
-        message
-        if item["type"] == "value_error"
-        else f"{where} = {item['input']!r}: {message[0].lower()}{message[1:]}"
-    )
+    if item["type"] == "value_error":
+        return message
+    return f"{where} = {item['input']!r}: {message[0].lower()}{message[1:]}"

@@ -76,7 +76,8 @@ def load(name: str, vocab_size: int, seed: int) -> Dataset:
         return markov(vocab_size, seed)
     if vocab_size < BYTE_ALPHABET:
         raise UsageError(
-            f"vocabulary of {vocab_size}: text needs at least {BYTE_ALPHABET} (one a byte); raise it or use --data synthetic"
+            f"vocabulary of {vocab_size}: text needs at least {BYTE_ALPHABET} (one a byte); "
+            "raise it or use --data synthetic"
         )
     with progress(f"preparing the data {name}"):
         texts = [*_stdlib_modules()] if name == "stdlib" else [_file(name)]
@@ -88,12 +89,9 @@ def load(name: str, vocab_size: int, seed: int) -> Dataset:
 def _stdlib_modules() -> Iterator[str]:
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-    for path in sorted(
-        path
-        for path in root.rglob("*.py")
-        if not skipped.intersection(path.relative_to(root).parts)
-    ):
-        yield path.read_text(encoding="utf-8", errors="replace")
+    for path in sorted(root.rglob("*.py")):
+        if not skipped.intersection(path.relative_to(root).parts):
+            yield path.read_text(encoding="utf-8", errors="replace")
 
 
 def _file(name: str) -> str:
@@ -110,16 +108,16 @@ def _file(name: str) -> str:
 def _pieces(text: str) -> Iterator[str]:
     """The text in pieces that have, encoded one by one, the tokens of the whole."""
     start = 0
-    while cut := CUT.search(text, start + PIECE):
+    cut = CUT.search(text, PIECE)
+    while cut:
         yield text[start : cut.end()]
         start = cut.end()
+        cut = CUT.search(text, start + PIECE)
     yield text[start:]
 
 
 def markov(vocab_size: int, seed: int) -> Dataset:
-    """A Markov chain over V states; each goes to 8 successors with probabilities proportional to 1,
-    1/2, ..., 1/8.
-    """
+    """A Markov chain of V states; each goes to 8 others, as often as 1, 1/2, ..., 1/8."""
     generator = np.random.default_rng(seed)
     successors = min(SYNTHETIC_SUCCESSORS, vocab_size)
     probabilities = 1.0 / np.arange(1, successors + 1)
@@ -166,21 +164,21 @@ class Batches:
         sizes: tuple[int, int, int],
         seed: int,
         device: torch.device,
-        here: Ranks = ALONE,
+        rank: Ranks = ALONE,
     ) -> None:
         """`sizes`: B, S, and how many batches there are."""
         batch_size, sequence_length, count = sizes
         available = len(dataset.tokens) - sequence_length
         if available < 1:
             raise UsageError(
-                f"data {dataset.name} has {len(dataset.tokens)} tokens, too few for a sequence length of "
-                f"{sequence_length}: lower --seq-len or give more text"
+                f"data {dataset.name} has {len(dataset.tokens)} tokens, too few for a sequence "
+                f"length of {sequence_length}: lower --seq-len or give more text"
             )
         generator = torch.Generator().manual_seed(seed)
-        shape = (count, here.world_size, batch_size, 1)
-        starts = torch.randint(available, shape, generator=generator)[:, here.rank]
+        shape = (count, rank.world_size, batch_size, 1)
+        starts = torch.randint(available, shape, generator=generator)[:, rank.rank]
         self.starts = starts.contiguous().to(device)  # [steps, B, 1]
-        # [N]; on a CPU not a copy, but the file itself
+        # [N]; on a CPU this is no copy, but the file itself.
         tokens = torch.from_numpy(dataset.tokens.view(np.int32))
         self.tokens = tokens.to(device).long() if is_gpu(device) else tokens
         self.window = torch.arange(sequence_length + 1, device=device)  # [S + 1]
@@ -203,8 +201,8 @@ def _tokenized(name: str, texts: Sequence[str], vocab_size: int) -> Dataset:
     import tokenizers
 
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
-    key = f"{digest[:16]}-v{vocab_size}-py{platform.python_version()}-tokenizers{tokenizers.__version__}"
-    folder = cache_folder() / key
+    versions = f"py{platform.python_version()}-tokenizers{tokenizers.__version__}"
+    folder = cache_folder() / f"{digest[:16]}-v{vocab_size}-{versions}"
     if not folder.exists():
         _build(folder, [piece for text in texts for piece in _pieces(text)], vocab_size)
     try:  # mapped, as copies of what is written to, because PyTorch takes no array that cannot be
@@ -219,14 +217,12 @@ def _tokenized(name: str, texts: Sequence[str], vocab_size: int) -> Dataset:
 
 
 def _build(folder: Path, texts: Sequence[str], vocab_size: int) -> None:
-    """Builds beside `folder` and moves into place; where another process was faster, its result
-    stays.
-    """
+    """Builds beside `folder` and moves into place, unless another process was faster."""
     from common import bpe
 
-    for left in folder.parent.glob(".*-v*"):  # by a build that was killed
-        if time.time() - left.stat().st_mtime > DAY:
-            shutil.rmtree(left, ignore_errors=True)
+    for leftover in folder.parent.glob(".*-v*"):  # of a build that was killed
+        if time.time() - leftover.stat().st_mtime > DAY:
+            shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(
         dir=folder.parent, prefix=f".{folder.name}-", ignore_cleanup_errors=True
     ) as name:

@@ -27,7 +27,8 @@ def select(name: str) -> torch.device:
         raise UsageError(f"there is no device {name!r}: use auto, cpu or cuda")
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError(
-            "--device cuda: PyTorch sees no GPU here; use --device cpu, or install a CUDA or ROCm build of torch"
+            "--device cuda: PyTorch sees no GPU here; use --device cpu, "
+            "or install a CUDA or ROCm build of torch"
         )
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
@@ -38,7 +39,7 @@ def is_gpu(device: torch.device) -> bool:
 
 def configure(device: torch.device, seed: int, allow_tf32: bool = False) -> None:
     """Seeds PyTorch, and makes runs with the same seed on the same device bitwise reproducible."""
-    # 4 MiB a stream: deterministic, as fast as 32
+    # 4 MiB a stream are deterministic, and as fast as 32.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:1")
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
@@ -55,9 +56,7 @@ def configure(device: torch.device, seed: int, allow_tf32: bool = False) -> None
 
 
 def compile_problem(device: torch.device) -> str | None:
-    """Why torch.compile does not work here (no C++ compiler, no Triton), in one line; None if it
-    does.
-    """
+    """Why torch.compile does not work here (no C++ compiler, no Triton); None if it does."""
     try:
         torch.compile(lambda x: x.sin() * 2)(torch.ones(8, device=device))
     except Exception as error:  # whatever the reason, the caller shows it
@@ -71,7 +70,8 @@ def compiled(function: Callable, device: torch.device, on: bool | str = True) ->
     """
     if not on:
         return function
-    if problem := compile_problem(device):
+    problem = compile_problem(device)
+    if problem:
         raise UsageError(problem)
     return torch.compile(function, mode=on if isinstance(on, str) else None)
 
@@ -83,9 +83,7 @@ def synchronize(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def stream_before_capture() -> Iterator[None]:
-    """Runs the code inside it on a stream of its own, as all work must have run before it is
-    captured.
-    """
+    """Inside it work runs on a stream of its own, as it must before it is captured."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -162,11 +160,8 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 def _cpu_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    match = (
-        re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
-        if cpuinfo.exists()
-        else None
-    )
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return match.group(1).strip() if match else platform.processor() or platform.machine()
 
 
@@ -230,7 +225,7 @@ def limit_memory(device: torch.device, mib: float) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (min([int(mib * 2**20), *limits]), hard))
 
 
-# CPU; CUDA and HIP; their BLAS
+# Words of a CPU, of CUDA and HIP, and of their BLAS.
 OUT_OF_MEMORY = ("can't allocate memory", "error: out of memory", "STATUS_ALLOC_FAILED")
 
 

@@ -19,9 +19,7 @@ SCHEMA = "tiny-llama-memory-snapshot/1"
 
 
 def take(file: Path, step: Callable[[], object], header: Mapping[str, Any], keep: bool) -> None:
-    """Runs the step, a warmed-up one, while the allocator keeps its history; writes both files if
-    `keep`.
-    """
+    """Runs a warmed-up step with the allocator's history on; writes both files if `keep`."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     torch.cuda.memory._record_memory_history(context="alloc", stacks="python")
@@ -46,28 +44,21 @@ def events(snapshot: Mapping[str, Any], device: int) -> dict[str, Any]:
     places: dict[str, int] = {}
     rows: list[list[int]] = []
     for event in snapshot["device_traces"][device]:
-        sign = {"alloc": 1, "free_requested": -1}.get(event["action"])
-        if not sign or (sign < 0 and event["addr"] not in numbers):  # of a block from before
-            continue
-        if sign > 0:
-            numbers[event["addr"]] = len(rows)
-        number = numbers[event["addr"]]
-        place = (
-            places.setdefault(_place(event["frames"]), len(places)) if sign > 0 else rows[number][2]
-        )
-        rows.append([number, sign * event["size"], place])
-    blocks = [
-        block
-        for segment in snapshot["segments"]
-        if segment["device"] == device
-        for block in segment["blocks"]
-    ]
-    after = sum(block["requested_size"] for block in blocks if block["state"].startswith("active"))
-    return {
-        "before_bytes": after - sum(size for _, size, _ in rows),
-        "places": list(places),
-        "events": rows,
-    }
+        address = event["addr"]
+        if event["action"] == "alloc":
+            numbers[address] = len(rows)
+            place = places.setdefault(_place(event["frames"]), len(places))
+            rows.append([len(rows), event["size"], place])
+        elif event["action"] == "free_requested" and address in numbers:  # not from before
+            number = numbers[address]
+            rows.append([number, -event["size"], rows[number][2]])
+    after = 0
+    for segment in snapshot["segments"]:
+        for block in segment["blocks"]:
+            if segment["device"] == device and block["state"].startswith("active"):
+                after += block["requested_size"]
+    before = after - sum(size for _, size, _ in rows)
+    return {"before_bytes": before, "places": list(places), "events": rows}
 
 
 def _place(frames: list[Mapping[str, Any]]) -> str:

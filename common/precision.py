@@ -26,13 +26,11 @@ def amp_dtype(options: Any) -> torch.dtype | None:
 
 
 def products_dtype(x: Tensor, otherwise: torch.dtype | None = None) -> torch.dtype:
-    """The dtype of matrix products on x: autocast's; where autocast is off, `otherwise` or x's own."""
+    """The dtype of matrix products on x: autocast's; without autocast `otherwise` or x's own."""
     device = x.device.type
-    return (
-        torch.get_autocast_dtype(device)
-        if torch.is_autocast_enabled(device)
-        else otherwise or x.dtype
-    )
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return otherwise or x.dtype
 
 
 class Precision:
@@ -44,11 +42,8 @@ class Precision:
     """
 
     def __init__(self, device: torch.device, amp_dtype: torch.dtype | None) -> None:
-        if (
-            amp_dtype == torch.bfloat16
-            and device.type == "cuda"
-            and not torch.cuda.is_bf16_supported(including_emulation=False)
-        ):
+        bf16_on_gpu = amp_dtype == torch.bfloat16 and device.type == "cuda"
+        if bf16_on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
             raise UsageError("this GPU only emulates bfloat16: take --amp-dtype float16")
         self.device = device
         self.dtype = amp_dtype or torch.float32
@@ -65,15 +60,13 @@ class Precision:
         return self.scaler.scale(loss)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """optimizer.step(); in float16 it is left out when a gradient overflowed (one host
-        synchronization).
-        """
+        """optimizer.step(); float16 leaves it out after an overflow (one host synchronization)."""
         self.scaler.step(optimizer)
         self.scaler.update()
 
 
 def adds_in_float32(device: torch.device) -> bool:
-    """Whether torch.mm and torch.addmm take 16-bit matrices and write float32 there (`out_dtype`)."""
+    """Whether torch.mm and torch.addmm write float32 sums of 16-bit matrices (`out_dtype`)."""
     return device.type == "cuda" and (not torch.version.hip or _addmm_writes_float32(device))
 
 
@@ -85,8 +78,7 @@ def _addmm_writes_float32(device: torch.device) -> bool:
     ones = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
     total = torch.full((16, 16), 2.0**-12, device=device)
     try:
-        return bool(
-            (torch.addmm(total, ones, ones, out_dtype=torch.float32) == 16 + 2.0**-12).all()
-        )
+        added = torch.addmm(total, ones, ones, out_dtype=torch.float32)
+        return bool((added == 16 + 2.0**-12).all())
     except (RuntimeError, TypeError):
         return False

@@ -1,7 +1,7 @@
 """What this machine can do.
 
     python -m common.preflight                    # also `make preflight`; takes about a minute
-    python -m common.preflight --json FILE.json   # the same for an instructor who collects the files of all attendees
+    python -m common.preflight --json FILE.json   # for an instructor who collects these files
 
 Each check prints one line. MACHINES.md says which part of the workshop needs what, and how to mend
 what is missing. Exit code 0 says that Version 1 can be run, 1 that it can't.
@@ -37,7 +37,7 @@ class Check:
 
     name: str
     ok: bool
-    found: str
+    found: str  # a key of the JSON file
 
     def line(self) -> str:
         return wrapped(f"  {'ok' if self.ok else 'missing':<8} {self.name:<14} {self.found}", 26)
@@ -45,32 +45,27 @@ class Check:
 
 def pytorch() -> Check:
     [(oldest, limit)] = re.findall(r'"torch>=([\d.]+),<([\d.]+)"', PROJECT)
-    build = (
-        f"CUDA {torch.version.cuda}"
-        if torch.version.cuda
-        else f"ROCm {torch.version.hip}"
-        if torch.version.hip
-        else "CPU"
-    )
+    build = "CPU"
+    if torch.version.cuda:
+        build = f"CUDA {torch.version.cuda}"
+    elif torch.version.hip:
+        build = f"ROCm {torch.version.hip}"
     fits = oldest <= torch.__version__ < limit  # as versions, not as text
-    needed = "" if fits else f"; {oldest} or newer, below {limit}, is needed"
-    return Check(
-        "torch", fits, f"{torch.__version__} ({build}), Python {platform.python_version()}{needed}"
-    )
+    text = f"{torch.__version__} ({build}), Python {platform.python_version()}"
+    if not fits:
+        text += f"; {oldest} or newer, below {limit}, is needed"
+    return Check("torch", fits, text)
 
 
 def gpu(device: torch.device) -> Check:
     if not devices.is_gpu(device):
-        return Check(
-            "GPU", False, "PyTorch sees none: everything runs on the CPU, without GPU times"
-        )
+        advice = "PyTorch sees none: everything runs on the CPU, without GPU times"
+        return Check("GPU", False, advice)
     described = devices.describe(device)
     free, total = torch.cuda.mem_get_info(device)
-    bf16 = (
-        "bf16"
-        if torch.cuda.is_bf16_supported(including_emulation=False)
-        else "no bf16: give --amp-dtype float16"
-    )
+    bf16 = "bf16"
+    if not torch.cuda.is_bf16_supported(including_emulation=False):
+        bf16 = "no bf16: give --amp-dtype float16"
     gpus = f"{torch.cuda.device_count()} of {described['name']}"
     return Check("GPU", True, f"{gpus}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free, {bf16}")
 
@@ -84,7 +79,8 @@ def training(device: torch.device) -> Check:
         right = weight.grad is not None and torch.equal(weight.grad.cpu(), x.T @ x)
     except RuntimeError as error:
         return Check("training", False, first_line(error))
-    return Check("training", right, "a product and its gradient" + ("" if right else " are wrong"))
+    verdict = "a product and its gradient" if right else "a product and its gradient are wrong"
+    return Check("training", right, verdict)
 
 
 def text() -> Check:
@@ -105,39 +101,31 @@ def triton() -> Check:
     try:
         import triton
     except ImportError as error:
-        return Check(
-            "triton",
-            False,
-            f"{first_line(error)}: Versions 3 and 4 run PyTorch's operations in place of their kernels",
-        )
+        lost = "Versions 3 and 4 run PyTorch's operations in place of their kernels"
+        return Check("triton", False, f"{first_line(error)}: {lost}")
     return Check("triton", True, triton.__version__)
 
 
 def profiler(device: torch.device) -> Check:
-    # torch 2.12 and later print two lines of noise per profile
+    # PyTorch 2.12 and later print two lines of noise per profile.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     x = torch.ones(64, 64, device=device)
     on_gpu = devices.is_gpu(device)
-    activities = [
-        torch.profiler.ProfilerActivity.CPU,
-        *[torch.profiler.ProfilerActivity.CUDA] * on_gpu,
-    ]
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if on_gpu:
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities) as profile:
         _ = x @ x
         devices.synchronize(device)
     kernels = any(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
-    return Check(
-        "profiler",
-        kernels or not on_gpu,
-        f"torch.profiler sees {'kernels' if kernels else 'operators alone'}",
-    )
+    seen = "kernels" if kernels else "operators alone"
+    return Check("profiler", kernels or not on_gpu, f"torch.profiler sees {seen}")
 
 
 def tools() -> Check:
-    found = [name for name in TOOLS if shutil.which(name)]
-    return Check(
-        "tools", bool(found), f"{', '.join(found) or 'none of ' + ', '.join(TOOLS)} on PATH"
-    )
+    installed = [name for name in TOOLS if shutil.which(name)]
+    listed = ", ".join(installed) or f"none of {', '.join(TOOLS)}"
+    return Check("tools", bool(installed), f"{listed} on PATH")
 
 
 def checks(device: torch.device) -> Iterator[Check]:
@@ -154,27 +142,23 @@ def checks(device: torch.device) -> Iterator[Check]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE.json", help="also write the checks as JSON"
-    )
+    text = "also write the checks as JSON"
+    parser.add_argument("--json", type=Path, metavar="FILE.json", help=text)
     options = cli.parse(parser)
     path = writable_file(options.json, "--json") if options.json else None
-    found = []
+    ready = True
+    rows = []
     for check in checks(devices.select("auto")):
-        found.append(check)
         print(check.line(), flush=True)
+        ready = ready and (check.ok or check.name not in NEEDED)
+        rows.append(asdict(check))
     if path:
-        checked = [asdict(check) for check in found]
-        write_json(
-            path, {"schema": SCHEMA, "environment": devices.environment(), "checks": checked}
-        )
-    ready = all(check.ok for check in found if check.name in NEEDED)
-    print(
-        "\nVersion 1 can be run"
-        if ready
-        else "\nVersion 1 can't be run: mend what is missing for it first"
-    )
-    return 0 if ready else 1
+        write_json(path, {"schema": SCHEMA, "environment": devices.environment(), "checks": rows})
+    if ready:
+        print("\nVersion 1 can be run")
+        return 0
+    print("\nVersion 1 can't be run: mend what is missing for it first")
+    return 1
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Activations that are computed again in the backward pass and not kept for it
 (`--checkpoint-activations`).
 
-    block        a block keeps its input, and the backward pass runs its forward pass again (Chen et al. 2016, arXiv:1604.06174)
-    selective    a block also keeps the results of KEPT, and computes the rest again: norms, RoPE, SwiGLU, casts, and the scores
-                 of attention that is not fused (Korthikanti et al. 2022, arXiv:2205.05198)
+    block        a block keeps its input, and the backward pass runs its forward pass again
+                 (Chen et al. 2016, arXiv:1604.06174)
+    selective    a block also keeps the results of KEPT, and computes the rest again: norms, RoPE,
+                 SwiGLU, casts, and the scores of attention that is not fused
+                 (Korthikanti et al. 2022, arXiv:2205.05198)
 
 What is kept is a list of operators with their overload (`mm.default`). PyTorch compares the
 operator that runs with the list: one without an overload equals none. A Triton kernel is no
@@ -30,8 +32,11 @@ KEPT = [
 
 def apply(model: nn.Module, kind: str) -> None:
     """`block` or `selective`, for each block in the model's `layers`."""
-    selective = {"context_fn": functools.partial(create_selective_checkpoint_contexts, KEPT)}
-    recompute(model, **selective if kind == "selective" else {})
+    if kind == "selective":
+        keep = functools.partial(create_selective_checkpoint_contexts, KEPT)
+        recompute(model, context_fn=keep)
+    else:
+        recompute(model)
 
 
 def recompute(model: nn.Module, **options: Any) -> None:

@@ -11,18 +11,12 @@ from torch import Tensor
 
 
 def rope_tables(head_dim: int, max_sequence_length: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin, each [max_sequence_length, Dh] in float32; the second half of Dh repeats the
-    first.
-    """
+    """cos and sin, each [max_sequence_length, Dh] in float32, the halves of Dh alike."""
     cpu = torch.device("cpu")  # for the same bits on every device
-    # [Dh/2]
-    frequencies = 1.0 / theta ** (
-        torch.arange(0, head_dim, 2, dtype=torch.float32, device=cpu) / head_dim
-    )
-    # [S, Dh/2]
-    angles = torch.outer(
-        torch.arange(max_sequence_length, dtype=torch.float32, device=cpu), frequencies
-    )
+    pairs = torch.arange(0, head_dim, 2, dtype=torch.float32, device=cpu)
+    positions = torch.arange(max_sequence_length, dtype=torch.float32, device=cpu)
+    frequencies = 1.0 / theta ** (pairs / head_dim)  # [Dh/2]
+    angles = torch.outer(positions, frequencies)  # [S, Dh/2]
     angles = torch.cat((angles, angles), dim=-1)  # [S, Dh]
     return angles.cos(), angles.sin()
 
@@ -45,7 +39,6 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
         Rotated q and k, shapes and dtype unchanged.
     """
     length = q.shape[-2]
-    # [S, Dh], broadcast over B and heads
-    cos = cos[:length].to(q.dtype)
+    cos = cos[:length].to(q.dtype)  # [S, Dh], broadcast over B and heads
     sin = sin[:length].to(q.dtype)
     return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin

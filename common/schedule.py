@@ -32,20 +32,16 @@ def learning_rate(options: RunOptions, step: int) -> float:
 
 def described(options: RunOptions) -> str:
     """ "constant", "cosine to step 300 after 20 steps"."""
-    to = f" to step {options.lr_decay_steps or options.num_steps}" * (
-        options.lr_schedule == "cosine"
-    )
-    return (
-        options.lr_schedule
-        + to
-        + f" after {options.lr_warmup_steps} steps" * (options.lr_warmup_steps > 0)
-    )
+    text = options.lr_schedule
+    if options.lr_schedule == "cosine":
+        text += f" to step {options.lr_decay_steps or options.num_steps}"
+    if options.lr_warmup_steps > 0:
+        text += f" after {options.lr_warmup_steps} steps"
+    return text
 
 
 def move_rate(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Puts the rate into a tensor: a captured step keeps a Python number for ever, and reads a
-    tensor anew.
-    """
+    """Puts the rate into a tensor, which a captured step reads anew; it keeps a number."""
     for group in optimizer.param_groups:
         group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
 

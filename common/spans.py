@@ -8,29 +8,25 @@ range, which ROCm builds of PyTorch emit as roctx (`rocprofv3 --marker-trace`, `
 import functools
 from collections.abc import Callable
 
-from tracepage.span_names import INNER_SPANS, SPANS
-
 import torch
 
 recording = False  # set while a torch profile is being taken
-# called with (name, entering), not of inner spans; the phase clock sets it
+# It is called with (name, entering); the phase clock sets it.
 observer: Callable[[str, bool], None] | None = None
 
 
 class span:
-    """`with span("attention"):` or `@span("attention")` on a function; the name is one of SPANS or
-    INNER_SPANS.
+    """`with span("attention"):` or `@span("attention")` on a function; `tracepage.span_names` has
+    the names.
     """
 
     def __init__(self, name: str) -> None:
-        assert name in SPANS or name in INNER_SPANS, name
         self.name = name
-        self.observed = name in SPANS
 
     def __enter__(self) -> None:
         if torch.compiler.is_compiling():
             return
-        if observer and self.observed:
+        if observer:
             observer(self.name, True)
         if torch.cuda.is_initialized():
             torch.cuda.nvtx.range_push(self.name)
@@ -45,7 +41,7 @@ class span:
             self.record.__exit__(*exception)
         if torch.cuda.is_initialized():
             torch.cuda.nvtx.range_pop()
-        if observer and self.observed:
+        if observer:
             observer(self.name, False)
 
     def __call__(self, function: Callable) -> Callable:

@@ -11,16 +11,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-# name: Version 1's names
+# A fused weight has these names in Version 1.
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _drawn_on = "cpu"
 
 
 @contextmanager
 def drawn_on(device: torch.device) -> Iterator[None]:
-    """Inside it `initialize` draws on the device: other numbers than a CPU's, which takes longer
-    for them.
-    """
+    """Inside it `initialize` draws on the device, faster than a CPU and other numbers."""
     global _drawn_on
     before = _drawn_on
     _drawn_on = device.type
@@ -41,11 +39,9 @@ def initialize(state: dict[str, Tensor], std: float) -> dict[str, Tensor]:
     generator = torch.Generator(_drawn_on).manual_seed(torch.initial_seed())
     for name, weight in state.items():
         if weight.dim() == 2 and name != "lm_head.weight":
-            drawn = (
-                weight
-                if weight.device.type == _drawn_on
-                else torch.empty_like(weight, device=_drawn_on)
-            )
+            drawn = weight
+            if weight.device.type != _drawn_on:
+                drawn = torch.empty_like(weight, device=_drawn_on)
             weight.copy_(nn.init.normal_(drawn, std=std, generator=generator))
     return state
 
@@ -64,10 +60,8 @@ def baseline_state_dict(model: nn.Module) -> dict[str, Tensor]:
             owner = model.get_submodule(f"{module}.{leaf}")
             ordered = getattr(owner, "parts", None)
             parts = ordered(weight) if ordered else weight.split(model.get_submodule(module).sizes)
-            state |= {
-                f"{module}.{part}.weight": piece
-                for part, piece in zip(FUSED[leaf], parts, strict=True)
-            }
+            for part, piece in zip(FUSED[leaf], parts, strict=True):
+                state[f"{module}.{part}.weight"] = piece
         else:
             state[name] = weight
     return state
@@ -79,9 +73,7 @@ def fuse_on_load(model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *
         for name in [name for name in state_dict if name.endswith(f"{parts[0]}.weight")]:
             module = name.removesuffix(f"{parts[0]}.weight")
             pieces = [state_dict.pop(f"{module}{part}.weight") for part in parts]
-            ordered = getattr(
-                model.get_submodule(f"{module}{fused}".removeprefix(prefix)), "fused", None
-            )
-            state_dict[f"{module}{fused}.weight"] = (
-                ordered(*pieces) if ordered else torch.cat(pieces)
-            )
+            owner = model.get_submodule(f"{module}{fused}".removeprefix(prefix))
+            ordered = getattr(owner, "fused", None)
+            weight = ordered(*pieces) if ordered else torch.cat(pieces)
+            state_dict[f"{module}{fused}.weight"] = weight

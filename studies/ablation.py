@@ -23,15 +23,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from common import cli
 from common import device as devices
-from common import signals
 from common.options import Options
 from common.precision import Precision, amp_dtype
 from common.timing import benchmark, summarize
 from common.training import profiler, record
-from common.training.capture import Batch
-from common.training.preparation import prepare_for_study
+from common.training.preparation import Batch
 from common.training.run import explained
+from common.training.study_step import prepare_for_study
 from studies import version_files
 from tracepage import files
 from tracepage.errors import UsageError
@@ -127,7 +127,7 @@ def measure(version: ModuleType, options: Options, every: bool, rounds: int, pat
             "combinations": rows,
         }
         times: list[list[float]] = [[] for _ in rows]  # ms of the timed steps
-        with signals.deferred() as received:
+        with cli.signals_deferred() as received:
             while measured["rounds"] < rounds and not received:
                 start = time.perf_counter()
                 measured["rounds"] += 1

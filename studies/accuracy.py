@@ -20,7 +20,7 @@ from common import device as devices
 from common.options import Options
 from common.precision import Precision, amp_dtype
 from common.training import preparation
-from common.training.capture import Batch
+from common.training.preparation import Batch
 from common.training.run import explained
 from studies import version_files
 from tracepage.errors import RunError

@@ -28,8 +28,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from common import cli
 from common import device as devices
-from common import signals
 from common.options import Options
 from common.timing import benchmark, summarize
 from common.training import record
@@ -156,7 +156,7 @@ def measure(version: ModuleType, asked: Namespace, flags: list[str], path: Path)
     except KeyboardInterrupt as stop:
         if not measured["device"]:
             raise
-        code = 128 + signals.number(stop)
+        code = 128 + cli.signal_number(stop)
     files.write_measurement(path, measured, "--output-dir")
     return code
 

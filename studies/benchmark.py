@@ -21,12 +21,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from common import cli, nvml, weights
 from common import device as devices
-from common import nvml, signals, weights
 from common.options import Options
 from common.precision import SHORT, Precision, amp_dtype
 from common.timing import benchmark, summarize
-from common.training import capture, preparation, record
+from common.training import capture, preparation, record, study_step
 from studies import accuracy, job_runner, version_files
 from studies.peers import known_models
 from studies.peers.known_models import Model
@@ -141,7 +141,7 @@ def run_jobs(
     After a signal no job starts. Returns the exit code: 0, 1 if a cell failed otherwise than by
     memory, 128 + n if stopped by signal n.
     """
-    with signals.deferred() as received:
+    with cli.signals_deferred() as received:
         for number, (cell, work) in enumerate(jobs, 1):
             if received or cell["status"] not in ("ok", "not run"):
                 continue
@@ -210,7 +210,7 @@ def built(model: Model, options: Options) -> tuple[preparation.Prepared, Precisi
     with device:
         module = version.make_model(settings)
     batch = version_files.random_batch(options, device)
-    prepared = preparation.prepare_for_study(version, settings, precision, batch, model=module)
+    prepared = study_step.prepare_for_study(version, settings, precision, batch, model=module)
     return prepared, precision
 
 

@@ -217,13 +217,13 @@ def at_step(monkeypatch) -> Callable[[int, Callable], None]:
     """at_step(number, action): the first run that reaches this training step calls action() in it."""
     from common.training.run import Run
 
-    real = Run.prepare
+    real = Run.check_and_capture
 
     def interpose(number: int, action: Callable[[], None]) -> None:
         actions = [action]
 
-        def prepare(run: Run, made):
-            step, calls = real(run, made), []
+        def check_and_capture(run: Run, step):
+            step, calls = real(run, step), []
 
             def watched(batch):
                 calls.append(batch)
@@ -233,7 +233,7 @@ def at_step(monkeypatch) -> Callable[[int, Callable], None]:
 
             return watched
 
-        monkeypatch.setattr(Run, "prepare", prepare)
+        monkeypatch.setattr(Run, "check_and_capture", check_and_capture)
 
     return interpose
 

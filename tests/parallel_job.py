@@ -14,7 +14,7 @@ from types import ModuleType
 
 from common import cli, data, ranks
 from common.precision import Precision
-from common.training import agreement, checkpoint, distributed, preparation
+from common.training import checkpoint, distributed, preparation
 from tests import models
 from version1_pytorch_baseline import tiny_llama_v1
 from version2_pytorch_fused import tiny_llama_v2
@@ -82,12 +82,12 @@ def trained(
         checkpoint_activations=kind,
     )
     precision = Precision(CPU, amp)
-    model = preparation.place(
-        version.make_model(options), CPU, form, captured=False, checkpointed=kind
-    )
-    optimizer = preparation.adapt(
-        version.make_optimizer(model, options), precision, form, captured=False
-    )
+    model = preparation.move_model(version.make_model(options), CPU, kind)
+    if form:
+        model = distributed.parallel_model(model, form)
+    optimizer = version.make_optimizer(model, options)
+    if form:
+        optimizer = distributed.parallel_optimizer(optimizer, form)
     prepared = preparation.Prepared(
         model, optimizer, version.make_step(model, optimizer, precision)
     )
@@ -121,7 +121,7 @@ def compared(name: str, form: str, amp: torch.dtype | None = None, kind: str = "
     """
     here, expected = ranks.here(), alone(name, amp)
     together = trained(VERSIONS[name], form, amp, here, kind)
-    losses = agreement.mean(torch.tensor(together["losses"], dtype=torch.float64))
+    losses = ranks.mean(torch.tensor(together["losses"], dtype=torch.float64))
     pairs = [
         (gradient, expected["gradients"][key]) for key, gradient in together["gradients"].items()
     ]
@@ -162,7 +162,7 @@ def main() -> None:
         *(("v1", form, torch.float16) for form in ("zero1", "fsdp")),
     ]
     results = {" ".join(map(str, case)): compared(*case) for case in cases}
-    everyone = agreement.gathered(results)
+    everyone = ranks.gathered(results)
     if ranks.here().main_process:
         Path(sys.argv[1]).write_text(json.dumps(everyone))
     torch.distributed.destroy_process_group()

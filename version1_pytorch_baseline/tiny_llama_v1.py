@@ -31,7 +31,7 @@ from common.precision import Precision
 from common.rmsnorm import rms_norm
 from common.rope import apply_rope, rope_tables
 from common.spans import span
-from common.training.capture import Batch, Step
+from common.training.preparation import Batch, Step
 from common.training.run import Run
 
 import torch
@@ -205,12 +205,12 @@ def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Pre
 def train(options: RunOptions, make_model=make_model, make_step=make_step) -> Run:
     """A whole training run. An exercise or a test may replace how its model or its step is made."""
     with Run(options, "v1") as run:
-        # on its device and, where there are several processes, wrapped for them
-        model = run.place(make_model(options))
-        optimizer = run.adapt(make_optimizer(model, options))
-        # gradients checked, warmed up, captured if asked for
-        step = run.prepare(make_step(model, optimizer, run.precision))
-        # ends at --num-steps, at a signal, or where the processes agree to stop
+        # Where there are several processes, model and optimizer are wrapped for them.
+        model = run.move_model(make_model(options))
+        optimizer = run.wrap_optimizer(make_optimizer(model, options))
+        # Gradients are checked, the step is warmed up, and captured if asked for.
+        step = run.check_and_capture(make_step(model, optimizer, run.precision))
+        # The loop ends at --num-steps, at a signal, or where the processes agree to stop.
         for number in run.steps():
             batch = run.data[number]
             run.clock.mark()  # an event on the GPU, which nothing waits for

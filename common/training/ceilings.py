@@ -2,6 +2,8 @@
 operation.
 """
 
+from collections.abc import Callable
+
 from common import device as devices
 from common.precision import Precision
 from common.timing import benchmark, summarize
@@ -19,23 +21,27 @@ def measure(device: torch.device, precision: Precision) -> Ceilings:
             bits 512 on a CPU), of a matrix with one that is stored transposed, as a linear layer's
             weight is: the fast order where 16 bits are emulated.
         bytes_per_second: bytes read plus bytes written, over the time of a copy of 1 GiB on a GPU,
-        128 MiB on a CPU. operation_seconds: time per small operation when many follow each other:
-        what it costs to launch one. precision: of the product: fp32, tf32, bf16 or fp16.
+            128 MiB on a CPU.
+        operation_seconds: time per small operation when many follow each other: what it costs to
+            launch one.
+        precision: of the product: fp32, tf32, bf16 or fp16.
     """
-    # some CPUs emulate 16 bits
-    size = 8192 if devices.is_gpu(device) else 1024 if precision.name == "fp32" else 512
-    a, b = (torch.randn(size, size, device=device, dtype=precision.dtype) for _ in range(2))
-    gemm = summarize(benchmark(lambda: a @ b.T, device, warmup=3, iterations=10))["median"] / 1e3
+    on_gpu = devices.is_gpu(device)
+    fp32 = precision.name == "fp32"
 
-    # 1 GiB or 128 MiB
-    source = torch.randn(2**28 if devices.is_gpu(device) else 2**25, device=device)
+    def seconds(function: Callable[[], object], warmup: int) -> float:
+        times = benchmark(function, device, warmup=warmup, iterations=10)
+        return summarize(times)["median"] / 1e3
+
+    size = 8192
+    if not on_gpu:
+        size = 1024 if fp32 else 512  # some CPUs emulate 16 bits
+    a, b = (torch.randn(size, size, device=device, dtype=precision.dtype) for _ in range(2))
+    gemm = seconds(lambda: a @ b.T, warmup=3)
+
+    source = torch.randn(2**28 if on_gpu else 2**25, device=device)  # 1 GiB or 128 MiB
     target = torch.empty_like(source)
-    copy = (
-        summarize(benchmark(lambda: target.copy_(source), device, warmup=2, iterations=10))[
-            "median"
-        ]
-        / 1e3
-    )
+    copy = seconds(lambda: target.copy_(source), warmup=2)
 
     one = torch.ones(1, device=device)
     repeats = 200
@@ -44,12 +50,8 @@ def measure(device: torch.device, precision: Precision) -> Ceilings:
         for _ in range(repeats):
             one.add(one)
 
-    small = summarize(benchmark(many_small, device, warmup=2, iterations=10))["median"] / 1e3
-    rounded = (
-        devices.is_gpu(device)
-        and precision.name == "fp32"
-        and torch.backends.cuda.matmul.allow_tf32
-    )
+    small = seconds(many_small, warmup=2)
+    rounded = on_gpu and fp32 and torch.backends.cuda.matmul.allow_tf32
     return {
         "flops_per_second": 2 * size**3 / gemm,
         "bytes_per_second": 2 * source.numel() * source.element_size() / copy,

@@ -24,8 +24,8 @@ from common.config import ModelConfig
 from common.data import Dataset
 from common.options import RunOptions
 from common.precision import Precision
-from common.training import agreement
-from common.training.preparation import Prepared
+from common.training import preparation
+from common.training.preparation import CommunicatingOptimizer, Prepared, States
 from tracepage import files
 from tracepage.errors import RunError, UsageError, first_line
 from tracepage.files import writable_folder, write_json
@@ -82,7 +82,7 @@ def save(folder: Path, state: dict[str, Tensor], config: ModelConfig, dataset: D
         "torch_dtype": "float32",
     }
     write_json(folder / "config.json", llama)
-    # which safetensors lets only its owner read
+    # Safetensors lets only the owner read its file.
     shutil.copymode(folder / "config.json", folder / "model.safetensors")
     if dataset.tokenizer:
         shutil.copy(dataset.tokenizer, folder / "tokenizer.json")
@@ -93,7 +93,7 @@ def save(folder: Path, state: dict[str, Tensor], config: ModelConfig, dataset: D
         write_json(folder / "tokenizer_config.json", settings)
 
 
-# ---------------------------------------------------------------------------------------------------------- to go on from
+# ------------------------------------------------------------------------------------ to go on from
 
 
 class Position(TypedDict):
@@ -123,13 +123,13 @@ def inputs(options: RunOptions, precision: Precision, dataset: Dataset) -> dict[
     }
 
 
-def found(folder: Path) -> list[Path]:
+def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, the newest last."""
     return sorted(folder.glob(NAME))
 
 
 class Checkpoints:
-    """The checkpoints of a run, before which `steps_before` steps were finished; 0 for a new one."""
+    """The checkpoints of a run; `steps_before` steps were finished before it, 0 for a new one."""
 
     def __init__(self, options: RunOptions, precision: Precision, dataset: Dataset) -> None:
         """Finds the newest one for --resume.
@@ -141,33 +141,34 @@ class Checkpoints:
         self.folder = writable_folder(options.checkpoint_dir, "--checkpoint-dir")
         self.precision = precision
         self.inputs = inputs(options, precision, dataset)
-        self.source = next(reversed(found(self.folder)), None)
+        existing = checkpoints(self.folder)
+        self.source = existing[-1] if existing else None
         self.steps_before = 0
         self.scaler: dict[str, Any] = {}
         if self.source and not options.resume:
-            there = f"--checkpoint-dir: {self.source} is there"
             raise UsageError(
-                f"{there}: go on from it with --resume, or name another folder", shared=True
+                f"--checkpoint-dir: {self.source} is there: go on from it with --resume, "
+                "or name another folder",
+                shared=True,
             )
         if self.source:
-            self._take(self.source, options.num_steps)
+            self._read_position(self.source, options.num_steps)
             print(f"going on from {self.source}")
         elif options.resume:
             print(f"no checkpoint in {self.folder} yet: starting from the first step")
 
-    def _take(self, source: Path, num_steps: int) -> None:
+    def _read_position(self, source: Path, num_steps: int) -> None:
         position = files.read(source / POSITION, Position)
-        changed = {
-            name: value
+        before = position["inputs"]
+        differing = [
+            f"{name} ({before.get(name)}, now {value})"
             for name, value in self.inputs.items()
-            if position["inputs"].get(name) != value
-        }
-        if differing := [
-            f"{name} ({position['inputs'].get(name)}, now {value})"
-            for name, value in changed.items()
-        ]:
+            if before.get(name) != value
+        ]
+        if differing:
             raise UsageError(
-                f"--resume: {source} is of a run with another {', '.join(differing)}; give the same",
+                f"--resume: {source} is of a run with another {', '.join(differing)}; "
+                "give the same",
                 shared=True,
             )
         if position["step"] >= num_steps:
@@ -188,12 +189,10 @@ class Checkpoints:
         with _failure_explained(f"cannot read {self.source}"):
             states = whole_states(prepared.optimizer)
             reader = dcp.HuggingFaceStorageReader(str(self.source))
-            dcp.load(
-                _tensors(prepared, states), storage_reader=reader, no_dist=not agreement.active()
-            )
-        if hasattr(prepared.optimizer, "take_states"):
+            dcp.load(_tensors(prepared, states), storage_reader=reader, no_dist=not ranks.joined())
+        if isinstance(prepared.optimizer, CommunicatingOptimizer):
             prepared.optimizer.take_states(states)
-        # what a model or optimizer derives from the weights
+        # What a model or optimizer derives from the weights follows.
         prepared.model.load_state_dict(prepared.model.state_dict())
         if self.scaler:
             self.precision.scaler.load_state_dict(self.scaler)
@@ -209,47 +208,41 @@ class Checkpoints:
             if main:
                 shutil.rmtree(building, ignore_errors=True)  # of a process that was killed
                 building.mkdir()
-                scaler = self.precision.scaler.state_dict()
-                position = Position(
-                    schema="tiny-llama-checkpoint/2",
-                    step=finished,
-                    inputs=self.inputs,
-                    scaler=scaler,
-                )
+                position: Position = {
+                    "schema": "tiny-llama-checkpoint/2",
+                    "step": finished,
+                    "inputs": self.inputs,
+                    "scaler": self.precision.scaler.state_dict(),
+                }
                 write_json(building / POSITION, position)
-            agreement.wait_for_all()
+            ranks.wait_for_all()
             _complete_weights(self.prepared.optimizer)
             state = _tensors(self.prepared, whole_states(self.prepared.optimizer))
             writer = dcp.HuggingFaceStorageWriter(str(building), save_distributed=True)
-            dcp.save(state, storage_writer=writer, no_dist=not agreement.active())
+            dcp.save(state, storage_writer=writer, no_dist=not ranks.joined())
             if main:
                 building.rename(target)
-                for old in found(self.folder)[:-KEPT]:
+                for old in checkpoints(self.folder)[:-KEPT]:
                     shutil.rmtree(old)
-        agreement.wait_for_all()
+        ranks.wait_for_all()
         print(f"saved {target}", flush=True)
 
 
 def _complete_weights(optimizer: torch.optim.Optimizer) -> None:
-    if hasattr(optimizer, "gather_weights"):
+    if isinstance(optimizer, CommunicatingOptimizer):
         optimizer.gather_weights()
 
 
-def whole_states(optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, Tensor]]:
+def whole_states(optimizer: torch.optim.Optimizer) -> States:
     """The state of each parameter, with tensors that are whole or know their place in the whole;
     all processes must call it.
-
-    An optimizer that shares out single tensors has methods for that: `whole_states`, `take_states`
-    and `gather_weights`.
     """
-    return (
-        optimizer.whole_states()
-        if hasattr(optimizer, "whole_states")
-        else agreement.states(optimizer)
-    )
+    if isinstance(optimizer, CommunicatingOptimizer):
+        return optimizer.whole_states()
+    return preparation.states(optimizer)
 
 
-def _tensors(prepared: Prepared, states: dict[Tensor, dict[str, Tensor]]) -> dict[str, Tensor]:
+def _tensors(prepared: Prepared, states: States) -> dict[str, Tensor]:
     """By name: the weights and the optimizer's states, not copied. One that several parameters
     share has the first's name.
     """
@@ -262,16 +255,14 @@ def _tensors(prepared: Prepared, states: dict[Tensor, dict[str, Tensor]]) -> dic
 
 
 @contextmanager
-def _failure_explained(what: str) -> Iterator[None]:
+def _failure_explained(failure: str) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
-            # it says so of every run in one process
+            # PyTorch warns so in every run of one process.
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
             yield
     except (CheckpointException, SafetensorError, OSError) as error:
-        reason = (
-            next(iter(error.failures.values()))[0]
-            if isinstance(error, CheckpointException)
-            else error
-        )
-        raise RunError(f"{what}: {first_line(reason, type(reason).__name__)}") from error
+        reason: BaseException = error
+        if isinstance(error, CheckpointException):
+            reason = next(iter(error.failures.values()))[0]
+        raise RunError(f"{failure}: {first_line(reason, type(reason).__name__)}") from error

@@ -1,9 +1,12 @@
 """Training in several processes that torchrun has started, one a GPU (or one a share of a CPU).
 
-    ddp    DistributedDataParallel: every process has the whole model, and gradients are averaged while the backward pass runs
-    zero1  the same, but each process updates its share of the weights and then sends them to the others (Rajbhandari et al. 2020,
-           arXiv:1910.02054, stage 1), so the moments of AdamW are stored once in the whole job
-    fsdp   fully_shard: also weights and gradients are stored once; a block's weights are gathered before they are used
+    ddp    DistributedDataParallel: every process has the whole model, and gradients are averaged
+           while the backward pass runs
+    zero1  the same, but each process updates its share of the weights and then sends them to the
+           others (Rajbhandari et al. 2020, arXiv:1910.02054, stage 1), so the moments of AdamW are
+           stored once in the whole job
+    fsdp   fully_shard: also weights and gradients are stored once; a block's weights are gathered
+           before they are used
 
 The processes agree about everything that one of them could decide alone: the loss that is shown
 (the mean over all sequences), a signal that ends the run, a gradient that is missing. They do so
@@ -24,10 +27,10 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
+from common import cli, ranks
 from common import device as devices
-from common import ranks, signals
 from common.options import RunOptions
-from common.training.capture import Model, Optimizer
+from common.training.preparation import CommunicatingOptimizer, Model, Optimizer
 from tracepage.errors import RunError, UsageError, first_line
 
 import torch
@@ -35,12 +38,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 PERIOD = 1.0  # seconds between two meetings, about
-# seconds after a signal, from which on the record is written without waiting for the device
+# Seconds after a signal, from which on the record is written without waiting for the device.
 PATIENCE = 5.0
-ROUNDING = 1e-3  # of a gradient's sum, relative to that of its absolute values
 
 
-# ------------------------------------------------------------------------------------------------------ start and end
+# ---------------------------------------------------------------------------------- start and end
 
 
 def form(options: RunOptions, forms: Sequence[str] = ranks.FORMS) -> str | None:
@@ -52,14 +54,12 @@ def form(options: RunOptions, forms: Sequence[str] = ranks.FORMS) -> str | None:
     chosen = options.parallel or forms[0]
     if chosen not in forms:
         raise UsageError(f"this script takes --parallel {' or '.join(forms)}")
-    if chosen == "fsdp" and (
-        options.capture_step
-        or options.switches.get("torch-compile")
-        or options.enable_deepspeed_flops
-    ):
+    compiled = options.switches.get("torch-compile")
+    if chosen == "fsdp" and (options.capture_step or compiled or options.enable_deepspeed_flops):
         refused = "--capture-step, --enable-torch-compile and --enable-deepspeed-flops"
         raise UsageError(
-            f"--parallel fsdp gathers weights in each step: leave {refused} out, or take ddp or zero1"
+            f"--parallel fsdp gathers weights in each step: leave {refused} out, "
+            "or take ddp or zero1"
         )
     return chosen
 
@@ -71,28 +71,30 @@ def start(device: torch.device, timeout: float, captured: bool = False) -> None:
     A process waits `timeout` seconds for another. UsageError: there are more processes than GPUs.
     RunError: they do not meet.
     """
-    here = ranks.here()
-    place: dict[str, Any] = {}
+    local_rank = ranks.here().local_rank
+    gpu: dict[str, Any] = {}
     if devices.is_gpu(device):
-        if here.local_rank >= torch.cuda.device_count():
+        if local_rank >= torch.cuda.device_count():
             raise UsageError(
-                f"this node has {torch.cuda.device_count()} GPUs: lower --nproc-per-node to one process a GPU"
+                f"this node has {torch.cuda.device_count()} GPUs: "
+                "lower --nproc-per-node to one process a GPU"
             )
-        torch.cuda.set_device(here.local_rank)
-        place = {"device_id": torch.device("cuda", here.local_rank)}
-        # PyTorch's notes on CUDA graphs: NCCL's errors may not be polled during a capture
+        torch.cuda.set_device(local_rank)
+        gpu = {"device_id": torch.device("cuda", local_rank)}
+        # NCCL's errors may not be polled during a capture (PyTorch's notes on CUDA graphs).
         if captured:
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     try:
-        with signals.immediate():
+        with cli.signals_immediate():
             dist.init_process_group(
-                "nccl" if place else "gloo", timeout=timedelta(seconds=timeout), **place
+                "nccl" if gpu else "gloo", timeout=timedelta(seconds=timeout), **gpu
             )
     except RuntimeError as error:
         raise RunError(
-            f"the processes have not met within {timeout} s (--distributed-timeout): {first_line(error)}"
+            f"the processes have not met within {timeout} s (--distributed-timeout): "
+            f"{first_line(error)}"
         ) from error
-    ranks.gloo_started = not place
+    ranks.gloo_started = not gpu
 
 
 @contextlib.contextmanager
@@ -104,9 +106,8 @@ def joined(options: RunOptions, device: torch.device) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         if not ranks.here().main_process:
-            stack.enter_context(
-                contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w")))
-            )
+            nowhere = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
         start(device, options.distributed_timeout, bool(options.capture_step))
         batch = options.batch_size
         world_size = ranks.here().world_size
@@ -119,11 +120,11 @@ def joined(options: RunOptions, device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-# ------------------------------------------------------------------------------------------------------------- training
+# --------------------------------------------------------------------------------------- training
 
 
 class Loss(nn.Module):
-    """Makes `model.loss` a forward pass, which is what DistributedDataParallel and DeepSpeed watch."""
+    """Makes `model.loss` the forward pass, which DistributedDataParallel and DeepSpeed watch."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -140,8 +141,9 @@ class Replica:
         from torch.nn.parallel import DistributedDataParallel
 
         known = inspect.signature(DistributedDataParallel).parameters
-        # PyTorch before 2.13
-        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        buffers = "forward_sync_buffers"
+        if buffers not in known:  # before PyTorch 2.13
+            buffers = "broadcast_buffers"
         options: dict[str, Any] = {buffers: False}
         self.model = model
         self.parallel = DistributedDataParallel(
@@ -181,9 +183,9 @@ def parallel_optimizer(optimizer: Optimizer, form: str) -> Optimizer:
     """The optimizer, not stepped yet, in a form that stores its state once in the whole job if
     `form` is zero1.
 
-    An optimizer with a method `communicate` averages gradients over all processes itself.
+    A CommunicatingOptimizer does so itself.
     """
-    if hasattr(optimizer, "communicate"):
+    if isinstance(optimizer, CommunicatingOptimizer):
         optimizer.communicate(form)
         return optimizer
     if form != "zero1":
@@ -198,19 +200,7 @@ def parallel_optimizer(optimizer: Optimizer, form: str) -> Optimizer:
     return cast(Optimizer, shared)
 
 
-def equal(tensors: list[Tensor]) -> bool:
-    """Whether all processes have the same tensors, but for rounding."""
-    sums = torch.stack(
-        [torch.stack([tensor.double().sum(), tensor.double().abs().sum()]) for tensor in tensors]
-    )
-    least = sums.clone()
-    most = sums.clone()
-    dist.all_reduce(least, dist.ReduceOp.MIN)
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    return bool(((most - least).amax(1) <= ROUNDING * most[:, 1]).all())
-
-
-# ------------------------------------------------------------------------------------------------------------- meetings
+# --------------------------------------------------------------------------------------- meetings
 
 
 class Meetings:
@@ -222,9 +212,8 @@ class Meetings:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.next = 1
-        # step and time of the last meeting, and since then a step
-        self.last = (0, time.monotonic())
-        self.seconds = float("inf")
+        self.last = (0, time.monotonic())  # step and time of the last meeting
+        self.seconds = float("inf")  # a step since then
 
     def agree(self, finished: int, signal: int) -> int:
         """The number of a signal (0: none) for all processes alike, after this many steps."""
@@ -232,7 +221,7 @@ class Meetings:
             return 0
         agreed = torch.tensor([signal, self.seconds], device=self.device)
         dist.all_reduce(agreed, dist.ReduceOp.MAX)
-        # waits for the device, so the time below is that of finished steps
+        # This waits for the device, so the time below is that of finished steps.
         signal, seconds = agreed.tolist()
         step, since = self.last
         self.next = finished + max(1, int(PERIOD / seconds))
@@ -248,36 +237,38 @@ class Meetings:
         That is PATIENCE seconds after a signal. A captured step also ends the process after
         `timeout` seconds without a meeting: nothing in NCCL watches the collectives of a graph.
         """
-        ended = threading.Event()
-        (told, teller) = socket.socketpair()
-        teller.setblocking(False)
-        told.settimeout(PERIOD)
+        reader, writer = socket.socketpair()
+        reader.settimeout(PERIOD)
+        writer.setblocking(False)  # as a wakeup fd must be
 
         def watch() -> None:
             signalled = float("inf")
-            while not ended.is_set():
+            while True:
                 with contextlib.suppress(TimeoutError):
-                    told.recv(1)
+                    if reader.recv(1) == b"\0":  # no signal, but the end of the loop
+                        return
                     signalled = time.monotonic()
                 if time.monotonic() - signalled > PATIENCE:
                     keep()
                     signalled = float("inf")
                 if captured and time.monotonic() - self.last[1] > timeout:
-                    limit = f"{timeout} s (--distributed-timeout)"
-                    said = f"error: rank {ranks.here().rank}: no answer from another process for {limit}"
                     keep()
-                    print(said, file=sys.stderr, flush=True)
+                    print(
+                        f"error: rank {ranks.here().rank}: no answer from another process "
+                        f"for {timeout} s (--distributed-timeout)",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                     os._exit(1)
 
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
-        before = signal.set_wakeup_fd(teller.fileno(), warn_on_full_buffer=False)
+        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         try:
             yield
         finally:
             signal.set_wakeup_fd(before)
-            ended.set()
-            teller.send(b"\0")
+            writer.send(b"\0")
             thread.join()
-            told.close()
-            teller.close()
+            reader.close()
+            writer.close()

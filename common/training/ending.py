@@ -1,7 +1,6 @@
-"""The end of a run: its summary, and the files that flags ask for. Training calls reports here, and
-nowhere else.
+"""The end of a run: what flags ask for after the last step, and the next command.
 
-`common.training.run` imports it after its loop, so `run` is Any here.
+Training calls reports here and in `common.training.run`, and nowhere else.
 """
 
 import math
@@ -10,99 +9,80 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from common import ROOT, ranks
+from common.data import Batches, Dataset
+from common.options import RunOptions
+from common.precision import Precision
 from common.timing import Clock, phase_times, summarize
-from common.training import agreement
+from common.training.preparation import Prepared, Step
+from common.training.profiler import Profiler
 from tracepage.errors import RunError
 from tracepage.records import run_record, step_profile
-from tracepage.records.run_record import TimedRun
-from tracepage.show import run_facts
+from tracepage.records.run_record import RunRecord, TimedRun
 
 import torch
 
 
-def report(run: Any, ended: BaseException | None) -> None:
-    """Prints the summary of the record; after a loop that no error ended, writes and measures what
-    flags ask for.
-    """
-    if run.held_out and run.outcome.status == "completed":
-        _evaluate(run)
-    print(run_facts.summary(run.record))
-    print(f"  metrics      {run.metrics}")
-    if ended:
-        return
-    if run.options.save_model:
-        _save_model(run)
-    if run.options.time_phases and run.outcome.status == "completed":
-        _time_phases(run)
-    if run.flop_counts:
-        _write_flops(run)
-    # a run that was stopped may not have reached the steps that are profiled
-    if run.profiler and run.profiler.recorded:
-        _write_profile(run)
-    if run.options.validate_setup and ranks.here().main_process:
-        _check_files(run)
-    versions = sorted(ROOT.glob("version*_*/tiny_llama_v*.py"))
-    script = Path(sys.argv[0]).resolve()
-    # or the same command would not do the same again
-    alone = not ranks.here().launched and not run.options.checkpoint_dir
-    if script in versions and alone and run.outcome.status == "completed":
-        print(f"next: python {shlex.join(_next(run, versions[versions.index(script) + 1 :]))}")
-
-
-def _evaluate(run: Any) -> None:
-    """Adds the loss on the held-out batches, a mean over all processes, to the record. RunError: it
-    is not finite.
-    """
-    losses = torch.empty(run.options.eval_steps, device=run.device)
+def evaluate(
+    model: Any, batches: Batches, precision: Precision, options: RunOptions
+) -> dict[str, float]:
+    """The loss on the held-out batches, a mean over all processes. RunError: it is not finite."""
+    losses = torch.empty(options.eval_steps, device=precision.device)
     for i in range(len(losses)):
-        with torch.no_grad(), run.precision.autocast():
-            losses[i] = run.prepared.model.loss(*run.held_out[i])
-    loss = agreement.mean(losses.double().mean())
+        with torch.no_grad(), precision.autocast():
+            losses[i] = model.loss(*batches[i])
+    loss = ranks.mean(losses.double().mean())
     perplexity = loss.exp().item()
     if not math.isfinite(perplexity):
         raise RunError(f"the held-out loss is {loss:.3g}: lower --learning-rate", shared=True)
-    sequences = ranks.here().world_size * run.options.batch_size * len(losses)
-    run.amend(held_out={"loss": loss.item(), "perplexity": perplexity, "sequences": sequences})
+    sequences = ranks.here().world_size * options.batch_size * len(losses)
+    return {"loss": loss.item(), "perplexity": perplexity, "sequences": sequences}
 
 
-def _save_model(run: Any) -> None:
+def save_model(folder: Path, prepared: Prepared, options: RunOptions, dataset: Dataset) -> None:
+    """Writes the checkpoint of --save-model."""
     from common.training import checkpoint
 
-    state = checkpoint.whole_model(run.prepared)
+    state = checkpoint.whole_model(prepared)
     if ranks.here().main_process:
-        checkpoint.save(run.options.save_model, state, run.options.model, run.dataset)
-    print(f"  checkpoint   {run.options.save_model}")
+        checkpoint.save(folder, state, options.model, dataset)
+    print(f"  checkpoint   {folder}")
 
 
-def _time_phases(run: Any) -> None:
-    train = run.prepared.step
-    times = phase_times(lambda i: train(run.data[i]), run.device, run.options.phase_clock or Clock)
-    run.amend(phases_ms={phase: summarize(values) for phase, values in times.items()})
-    print(run_facts.phases(run.record))
+def time_phases(step: Step, batches: Batches, options: RunOptions, device: torch.device) -> dict:
+    """Summaries of the milliseconds of each phase."""
+    times = phase_times(lambda i: step(batches[i]), device, options.phase_clock or Clock)
+    return {phase: summarize(values) for phase, values in times.items()}
 
 
-def _write_flops(run: Any) -> None:
+def write_flops(
+    folder: Path, counted: dict[str, dict[str, int]], record: RunRecord | TimedRun
+) -> list[Path]:
+    """The files of --enable-deepspeed-flops, flops_profile.json first; nothing without a step."""
     from common.training import flop_counters
 
-    run.flops = flop_counters.write(
-        run.options.flops_dir, run.flop_counts, cast(TimedRun, run.record)
-    )
-    for path in run.flops:
+    if not run_record.finished(record):
+        return []
+    paths = flop_counters.write(folder, counted, record)
+    for path in paths:
         print(f"  flops        {path}")
+    return paths
 
 
-def _write_profile(run: Any) -> None:
-    """pandas and matplotlib take a second and 60 MiB, which belong to no run that is not profiled."""
+def write_profile(
+    profiler: Profiler, record: RunRecord | TimedRun, options: RunOptions, flops: Sequence[Path]
+) -> list[Path]:
+    """The files of the profiler, the profile first; `flops` are those of `write_flops`.
+
+    pandas and matplotlib take a second and 60 MiB, which belong to no run that is not profiled.
+    """
     from common.training import flop_counters, profile_files
     from tracepage.views import profile_summary
 
-    options = run.options
-    profiler = run.profiler
-    content = {
-        "run": run.record,
+    content: dict[str, Any] = {
+        "run": record,
         "trace": profiler.trace_path.name,
         "attention_only": options.profile_attention_only,
     }
@@ -110,44 +90,49 @@ def _write_profile(run: Any) -> None:
         content["operator_flops"] = profiler.operator_flops()
     profiler.export()
     if not ranks.here().main_process:
-        return
-    run.profiles = profile_files.write(profiler.profile_path, content)
+        return []
+    paths = profile_files.write(profiler.profile_path, content)
     if options.profile_operators:
-        print(
-            profile_summary.operator_report(
-                step_profile.read(profiler.profile_path), options.sort_by
-            ).terminal()
-        )
-    if run.flops:
-        flop_counters.add_work(run.flops[0], profiler.profile_path)
-    for path in run.profiles:
-        print(f"  {'page' if path.suffix == '.html' else 'profile':<12} {path}")
+        profile = step_profile.read(profiler.profile_path)
+        print(profile_summary.operator_report(profile, options.sort_by).terminal())
+    if flops:
+        flop_counters.add_work(flops[0], profiler.profile_path)
+    for path in paths:
+        kind = "page" if path.suffix == ".html" else "profile"
+        print(f"  {kind:<12} {path}")
+    return paths
 
 
-def _check_files(run: Any) -> None:
+def check_files(metrics: Path, profiles: Sequence[Path]) -> None:
     """Reads back what the run wrote, and prints a line."""
-    record = run_record.read(run.metrics)
-    profiled = "".join(
-        f", {path} holds {len(step_profile.read(path)['operators']):,} operators"
-        for path in run.profiles[:1]
-    )
-    print(
-        f"setup ok: {record['parameters']:,} parameters get gradients, {run.metrics} can be read{profiled}"
-    )
+    line = f"setup ok: {run_record.read(metrics)['parameters']:,} parameters get gradients, "
+    line += f"{metrics} can be read"
+    if profiles:
+        operators = step_profile.read(profiles[0])["operators"]
+        line += f", {profiles[0]} holds {len(operators):,} operators"
+    print(line)
 
 
-def _next(run: Any, later: Sequence[Path]) -> list[str]:
-    """A command for this folder: the same run profiled; then its page beside the newest other
-    profile, or the next version.
+def print_next_command(options: RunOptions, profiles: Sequence[Path]) -> None:
+    """Prints a command for this folder, after a run of a version's script that the same command
+    would repeat: the same run profiled; then its page beside the newest other profile, or the next
+    version.
     """
-    if not run.profiles:
-        return [*sys.argv, "--enable-pytorch-profiler"]
-    profile = run.profiles[0]
-    options = run.options
-    found = ROOT.glob(f"version*_*/{options.profile_dir.name}/profile_*.json")
-    others = sorted(
-        (path for path in found if path.name != profile.name), key=lambda path: path.name
-    )
-    if others or not later:
-        return [os.path.relpath(path) for path in (ROOT / "page.py", *others[-1:], profile)]
-    return [os.path.relpath(later[0]), "--preset", options.preset, *["--use-amp"] * options.use_amp]
+    versions = sorted(ROOT.glob("version*_*/tiny_llama_v*.py"))
+    script = Path(sys.argv[0]).resolve()
+    if script not in versions or ranks.here().launched or options.checkpoint_dir:
+        return
+    if not profiles:
+        command = [*sys.argv, "--enable-pytorch-profiler"]
+    else:
+        later = versions[versions.index(script) + 1 :]
+        paths = ROOT.glob(f"version*_*/{options.profile_dir.name}/profile_*.json")
+        others = [path for path in paths if path.name != profiles[0].name]
+        if others or not later:
+            newest = sorted(others, key=lambda path: path.name)[-1:]
+            command = [os.path.relpath(path) for path in (ROOT / "page.py", *newest, profiles[0])]
+        else:
+            command = [os.path.relpath(later[0]), "--preset", options.preset]
+            if options.use_amp:
+                command.append("--use-amp")
+    print(f"next: python {shlex.join(command)}")

@@ -49,13 +49,13 @@ def count(
     """
     counted = {"FlopCounterMode": counted_by_torch(model, batch)}
     deepspeed = counted_by_deepspeed(model, batch, folder / MODEL_PROFILE)
-    return counted | ({"DeepSpeed": deepspeed} if deepspeed else {})
+    if deepspeed:
+        counted["DeepSpeed"] = deepspeed
+    return counted
 
 
 def counted_by_torch(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, int]:
-    """FLOPs of forward and backward for one batch: those that FlopCounterMode sees, and those of
-    kernels.
-    """
+    """FLOPs of forward and backward for one batch by FlopCounterMode, and those of kernels."""
     from torch.utils.flop_counter import FlopCounterMode  # it imports triton
 
     unseen = _kernel_flops(model, batch)
@@ -78,7 +78,7 @@ def counted_by_deepspeed(
     stdout.
     """
     if next(model.parameters()).device.type == "cpu":
-        # or a long warning says that no GPU was found
+        # Otherwise a long warning says that no GPU was found.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if not importlib.util.find_spec("deepspeed"):
         return None
@@ -115,7 +115,7 @@ def _attention(query: torch.Size, key: torch.Size, *rest, **options) -> int:
 def _attention_backward(
     gradient: torch.Size, query: torch.Size, key: torch.Size, *rest, **options
 ) -> int:
-    """The scores again, and the gradients of weights, values, queries and keys: five such products."""
+    """The scores again, and gradients of weights, values, queries and keys: five such products."""
     return 5 * 2 * math.prod(query) * key[-2]
 
 
@@ -134,9 +134,7 @@ _ATTENTION = {
 
 
 def write(folder: Path, counted: dict[str, dict[str, int]], run: TimedRun) -> list[Path]:
-    """Writes both files into `folder`; `counted` are FLOPs of forward and backward by counter
-    (`count`).
-    """
+    """Writes both files into `folder`; `counted` are the FLOPs by counter (`count`)."""
     config = ModelConfig(**run["model"])
     training = run["training"]
     shape = (config, training["batch_size"], training["sequence_length"])
@@ -144,15 +142,12 @@ def write(folder: Path, counted: dict[str, dict[str, int]], run: TimedRun) -> li
         flop_counts.REFERENCE: flops.training_step(*shape),
         flop_counts.EXECUTED: flops.training_step(*shape, causal=False),
     }
-    counts = [
-        {
-            "counter": counter,
-            "forward": own["forward"],
-            "backward": own["backward"],
-            "step": own["forward"] + own["backward"],
-        }
-        for counter, own in (formulas | counted).items()
-    ]
+    counts = []
+    for counter, phases in (formulas | counted).items():
+        forward = phases["forward"]
+        backward = phases["backward"]
+        row = {"counter": counter, "forward": forward, "backward": backward}
+        counts.append(row | {"step": forward + backward})
     parts = {"causal": flops.forward(*shape), "full": flops.forward(*shape, causal=False)}
     profile = cast(
         FlopCounts,

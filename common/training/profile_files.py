@@ -18,7 +18,8 @@ from tracepage.views import run_page
 from torch.utils.tensorboard import SummaryWriter
 
 MEMORY_PAGE = """<!doctype html>
-<meta charset="utf-8"><meta http-equiv="refresh" content="0; url=run.html#memory"><title>Memory timeline</title>
+<meta charset="utf-8"><meta http-equiv="refresh" content="0; url=run.html#memory">\
+<title>Memory timeline</title>
 <a href="run.html#memory">The memory of this run</a>
 """
 
@@ -67,7 +68,7 @@ def write_events(folder: Path, run: TimedRun) -> Path:
     training = run["training"]
     losses = run["loss"]["all"]
     times = run["step_ms"]["all"]
-    # of all processes
+    # Tokens of a step of all processes.
     tokens = run_record.processes(run) * training["batch_size"] * training["sequence_length"]
     first = training.get("first_step", 1)  # above 1 in a run that went on from a checkpoint
     with SummaryWriter(str(folder)) as writer:

@@ -20,28 +20,23 @@ from pathlib import Path
 from common import device as devices
 from common import ranks, spans
 from common.options import RunOptions
-from common.training import agreement
 from tracepage.files import writable_folder
 
 import torch
 
-# torch 2.12 and later print two lines of noise per profile
+# PyTorch 2.12 and later print two lines of noise per profile.
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 
 def exported(profile: torch.profiler.profile, path: Path) -> None:
-    """Writes the Chrome trace, first under a plain name: the profiler puts its name into the JSON
-    as it is, with quotes.
-    """
+    """Writes the Chrome trace, first under a plain name, which the profiler puts into the JSON."""
     with tempfile.TemporaryDirectory() as folder:
         profile.export_chrome_trace(f"{folder}/trace.json")
         shutil.move(f"{folder}/trace.json", path)
 
 
 def trace(step: Callable[[], object], path: Path, active: int = 1) -> None:
-    """Writes the Chrome trace of `active` calls of a step, after one in which the profiler warms
-    up.
-    """
+    """Writes the Chrome trace of `active` calls of a step, after a warm-up of one."""
     with torch.profiler.profile(
         record_shapes=True,
         acc_events=True,
@@ -63,9 +58,9 @@ class Profiler:
     def __init__(self, options: RunOptions, device: torch.device) -> None:
         self.options = options
         self.folder = writable_folder(options.profile_dir, "--profile-dir")
-        # UTC: the newest has the last name
+        # In UTC the newest has the last name.
         stamp = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}_{os.getpid()}"
-        self.stamp = agreement.gathered(stamp)[0]
+        self.stamp = ranks.gathered(stamp)[0]
         self.rank = ranks.here().rank
         rank = f"rank{self.rank}_" if self.rank else ""
         self.trace_path = self.folder / f"trace_{rank}{self.stamp}.json"
@@ -73,10 +68,13 @@ class Profiler:
         self.eager_path = self.folder / f"eager_trace_{rank}{self.stamp}.json"  # of a captured step
         self.active = min(options.profile_steps, max(1, (options.num_steps - 1) // 2))
         self.warmup = 1 if options.num_steps > self.active else 0
-        self.running = self.recorded = False
-        gpu = [torch.profiler.ProfilerActivity.CUDA] * devices.is_gpu(device)
+        self.running = False
+        self.recorded = False
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if devices.is_gpu(device):
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
         self.profile = torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU, *gpu],
+            activities=activities,
             schedule=torch.profiler.schedule(
                 wait=options.num_steps - self.active - self.warmup,
                 warmup=self.warmup,
@@ -88,7 +86,7 @@ class Profiler:
             profile_memory=options.profile_memory,
             with_stack=options.profile_with_stack,
             with_flops=options.profile_with_flops,
-            # or torch 2.11 warns that one cycle forgets the one before; there is only one
+            # Otherwise PyTorch 2.11 warns that one cycle forgets the one before.
             acc_events=True,
         )
 
@@ -99,9 +97,7 @@ class Profiler:
         spans.recording = self.slow_steps(1) > 0
 
     def record_eager(self, step: Callable[[], object]) -> None:
-        """Profiles one eager step, from which the kernels of its captured form get their spans and
-        operators.
-        """
+        """Profiles one eager step: kernels of its captured form get their spans from it."""
         spans.recording = True
         trace(step, self.eager_path)
         spans.recording = False
@@ -114,23 +110,22 @@ class Profiler:
     def stop(self) -> None:
         """After the last step, or where a signal ends the run; a second call does nothing."""
         if self.running:
-            spans.recording = self.running = False
+            spans.recording = False
+            self.running = False
             self.profile.stop()
 
     def _recorded(self, profile: torch.profiler.profile) -> None:
-        # `export` writes it: that takes seconds, in which the steps are not yet in any file
+        # `export` writes it: that takes seconds, in which the steps are not yet in any file.
         self.recorded = True
 
     def slow_steps(self, finished: int) -> int:
-        """How many of the finished steps ran while the profiler watched, its own warm-up included."""
+        """How many of the finished steps ran under the profiler, its own warm-up included."""
         return max(0, finished - (self.options.num_steps - self.active - self.warmup))
 
     def export(self) -> None:
-        """Writes the Chrome trace, after `stop`; of several processes, returns when each has
-        written its own.
-        """
+        """Writes the Chrome trace, after `stop`; returns when every process has."""
         exported(self.profile, self.trace_path)
-        agreement.wait_for_all()
+        ranks.wait_for_all()
 
     def operator_flops(self) -> dict[str, float]:
         """FLOPs of the profiled steps by operator; of Python's calls, which with_stack adds to the

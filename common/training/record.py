@@ -13,11 +13,12 @@ from common import device as devices
 from common import ranks, schedule
 from common.config import ModelConfig
 from common.data import Dataset
-from common.options import Options
+from common.options import Options, RunOptions
+from common.precision import Precision
 from common.timing import summarize
 from tracepage.cost import flops, peaks
 from tracepage.records import run_record
-from tracepage.records.fields import Summary
+from tracepage.records.fields import Ceilings, Summary
 from tracepage.records.run_record import RunRecord, TimedRun
 
 import torch
@@ -58,46 +59,64 @@ def name(version: ModuleType) -> str:
 
 
 def settings(model: nn.Module, options: Options) -> dict[str, bool | str]:
-    """How the switches of a version stand, by the model that was made, and whether its step was
-    captured.
-    """
-    switches = {
-        name.replace("-", "_"): value for name, value in getattr(model, "switches", {}).items()
-    }
-    own: dict[str, bool | str] = {"capture_step": True} if options.capture_step else {}
+    """How the switches stand, by the model, and whether its step was captured."""
+    switches = getattr(model, "switches", {})
+    result = {name.replace("-", "_"): value for name, value in switches.items()}
+    if options.capture_step:
+        result["capture_step"] = True
     if options.checkpoint_activations != "none":
-        own["checkpoint_activations"] = options.checkpoint_activations
-    return switches | own
+        result["checkpoint_activations"] = options.checkpoint_activations
+    return result
 
 
-def build(run: Any, outcome: Any) -> RunRecord | TimedRun:
-    """Everything that was measured of a `Run`, up to an `Outcome`, and everything that is needed to
-    measure it again.
+def build(
+    options: RunOptions,
+    precision: Precision,
+    dataset: Dataset,
+    model: nn.Module,
+    *,
+    status: str,
+    losses: list[float],
+    own_losses: int,
+    step_ms: list[float],
+    profiled: int,
+    first_step: int,
+    memory: dict[str, Any],
+    ceilings: Ceilings | None,
+) -> RunRecord | TimedRun:
+    """Everything that was measured of a run, and everything that is needed to measure it again.
 
     Steps under the profiler do not count in the step time, unless there are no others. Tokens per
     second are those of all processes together; FLOPs, MFU, memory and step times are those of one
     GPU, the first process's.
+
+    Args:
+        status: completed, interrupted, or failed with the reason.
+        losses: nats per token, from before each finished step.
+        own_losses: how many of the last ones are this process's alone.
+        step_ms: milliseconds of each finished step.
+        profiled: how many of the last ones ran under the profiler.
+        first_step: its number, from 1.
+        memory: of `device.peak_memory`.
+        ceilings: measured ones.
     """
-    options = run.options
-    model = run.model
-    profiled = run.profiler.slow_steps(len(outcome.step_ms)) if run.profiler else 0
     counted = flops.training_step(options.model, options.batch_size, options.seq_len)
     world_size = ranks.here().world_size
     first = header(
-        run_record.SCHEMA, run.device, run.precision.name, options.allow_tf32, options.model
+        run_record.SCHEMA, precision.device, precision.name, options.allow_tf32, options.model
     )
     facts = cast(
         run_record.AnyRun,
         first
         | {
-            "status": outcome.status,
+            "status": status,
             "version": options.name,
             "training": {
                 "preset": options.preset,
                 "batch_size": options.batch_size,
                 "sequence_length": options.seq_len,
                 "num_steps": options.num_steps,
-                "first_step": run.steps_before + 1,
+                "first_step": first_step,
                 "warmup_steps": options.warmup_steps,
                 "learning_rate": options.learning_rate,
                 "lr_schedule": schedule.described(options),
@@ -106,42 +125,43 @@ def build(run: Any, outcome: Any) -> RunRecord | TimedRun:
                 "parallel": options.parallel,
             },
             "settings": settings(model, options),
-            "data": run.dataset.describe(),
+            "data": dataset.describe(),
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "flops_per_step": counted,
-            "ceilings": run.ceilings,
+            "ceilings": ceilings,
+            "memory": memory,
         },
     )
-    step_ms = outcome.step_ms
-    loss: run_record.Losses = {"uniform": math.log(options.model.vocab_size), "all": outcome.losses}
-    if outcome.own_from is not None and (own := len(outcome.losses) - outcome.own_from):
-        loss["own"] = own
+    loss: run_record.Losses = {"uniform": math.log(options.model.vocab_size), "all": losses}
+    if own_losses:
+        loss["own"] = own_losses
     if not step_ms:
         none: run_record.Steps = {"all": [], "profiled": profiled}
-        return {**facts, "memory": outcome.memory, "loss": loss, "step_ms": none}
+        return cast(RunRecord, {**facts, "loss": loss, "step_ms": none})
     times = cast(Summary, summarize(step_ms[: len(step_ms) - profiled] or step_ms))
     seconds = times["median"] / 1e3
-    units = facts["device"].get("multiprocessors")
+    device = facts["device"]
     peak = peaks.flops_per_second(
-        facts["device"]["name"], run.precision.name, options.allow_tf32, units
+        device["name"], precision.name, options.allow_tf32, device.get("multiprocessors")
     )
     rate = counted["total"] / seconds
-    return {
-        **facts,
-        "memory": outcome.memory,
-        "loss": loss,
-        "step_ms": {"all": step_ms, "profiled": profiled, **times},
-        "tokens_per_second": world_size * options.batch_size * options.seq_len / seconds,
-        "samples_per_second": world_size * options.batch_size / seconds,
-        "flops_per_second": rate,
-        "mfu": {
-            "utilization": rate / peak,
-            "peak_flops_per_second": peak,
-            "peak_source": "data sheet",
-        }
-        if peak
-        else None,
+    mfu = peak and {
+        "utilization": rate / peak,
+        "peak_flops_per_second": peak,
+        "peak_source": "data sheet",
     }
+    return cast(
+        TimedRun,
+        {
+            **facts,
+            "loss": loss,
+            "step_ms": {"all": step_ms, "profiled": profiled, **times},
+            "tokens_per_second": world_size * options.batch_size * options.seq_len / seconds,
+            "samples_per_second": world_size * options.batch_size / seconds,
+            "flops_per_second": rate,
+            "mfu": mfu or None,
+        },
+    )
 
 
 def print_setup(device: torch.device, dataset: Dataset) -> None:

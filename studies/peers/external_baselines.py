@@ -39,7 +39,7 @@ from common.config import ModelConfig
 from common.options import Options
 from common.precision import Precision
 from common.spans import span
-from common.training.capture import Batch, Step
+from common.training.preparation import Batch, Step
 from studies.peers import captured_peer
 from tracepage.errors import UsageError
 

@@ -1,9 +1,12 @@
-"""The shared command line: flags, switches, and how a command ends."""
+"""The shared command line: flags, switches, signals, and how a command ends."""
 
 import argparse
+import os
+import signal
+from collections.abc import Iterator
 from dataclasses import FrozenInstanceError
 
-from common import cli, signals
+from common import cli
 from tests.conftest import run_options
 from tracepage.errors import RunError, UsageError
 from version1_pytorch_baseline import tiny_llama_v1
@@ -143,8 +146,8 @@ def test_the_environment_keeps_flash_attention_off(monkeypatch):
     "error, code",
     [
         (KeyboardInterrupt(), 130),
-        (signals.Stopped(15), 143),
-        (signals.Stopped(1), 129),
+        (cli.Stopped(15), 143),
+        (cli.Stopped(1), 129),
         (BrokenPipeError(), 141),
         (OSError(28, "No space"), 1),
         (PermissionError(13, "Permission denied", "x"), 2),
@@ -163,3 +166,89 @@ def test_exit_codes(error, code):
 
 def test_a_list_may_keep_the_quotes_of_a_shell():
     assert cli.positive_list('"4,8, 16"') == [4, 8, 16]
+
+
+# ----------------------------------------------------------------------------------------- signals
+
+
+@pytest.fixture
+def ordinary_handlers() -> Iterator[None]:
+    """Those of a process that was started from a terminal."""
+    ordinary = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {kind: signal.signal(kind, handler) for kind, handler in ordinary.items()}
+    yield
+    for kind, handler in before.items():
+        signal.signal(kind, handler)
+
+
+def send(kind: int) -> None:
+    os.kill(os.getpid(), kind)
+
+
+@pytest.mark.usefixtures("ordinary_handlers")
+@pytest.mark.parametrize("kind", cli.ENDING)
+def test_a_signal_is_an_exception(kind):
+    with pytest.raises(KeyboardInterrupt) as ended, cli.signals_raised():
+        send(kind)
+    assert (
+        cli.signal_number(ended.value) == kind
+        and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    )
+
+
+@pytest.mark.usefixtures("ordinary_handlers")
+def test_what_nohup_ignores_stays_ignored():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with cli.signals_raised(), cli.signals_postponed(), cli.signals_deferred() as received:
+        send(signal.SIGHUP)
+    assert received == []
+    with cli.signals_deferred():
+        noting = signal.getsignal(signal.SIGTERM)
+        with cli.signals_raised():
+            assert signal.getsignal(signal.SIGTERM) == noting, "and what has a handler keeps it"
+
+
+@pytest.mark.usefixtures("ordinary_handlers")
+@pytest.mark.parametrize("kind", cli.ENDING)
+def test_the_first_signal_is_noted_and_the_second_raised(kind):
+    with pytest.raises(cli.Stopped) as ended, cli.signals_deferred() as received:
+        send(signal.SIGTERM)
+        assert received == [signal.SIGTERM]
+        send(kind)
+    assert cli.signal_number(ended.value) == kind
+
+
+@pytest.mark.usefixtures("ordinary_handlers")
+def test_a_postponed_signal_takes_effect_at_the_end():
+    done = []
+    with pytest.raises(cli.Stopped) as ended, cli.signals_raised():
+        with cli.signals_postponed():
+            send(signal.SIGTERM)
+            send(signal.SIGHUP)
+            done.append("the work")
+        done.append("what follows")
+    assert done == ["the work"] and cli.signal_number(ended.value) == signal.SIGTERM, (
+        "the first one's exit code"
+    )
+
+
+@pytest.mark.usefixtures("ordinary_handlers")
+def test_an_error_in_the_work_is_not_replaced_by_the_signal():
+    with pytest.raises(OSError), cli.signals_raised(), cli.signals_postponed():
+        send(signal.SIGTERM)
+        raise OSError
+
+
+@pytest.mark.usefixtures("ordinary_handlers")
+def test_handlers_that_were_there_before_python_are_no_obstacle(monkeypatch):
+    """rocprofv3 installs its own in C; of those Python says None, and cannot put them back."""
+    real = signal.signal
+    with monkeypatch.context() as patch:
+        patch.setattr(cli.signal, "signal", lambda kind, handler: real(kind, handler) and None)
+        with cli.signals_deferred() as received:
+            send(signal.SIGTERM)
+    assert received == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

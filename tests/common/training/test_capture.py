@@ -9,12 +9,13 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from common import data
+from common import data, ranks
 from common import device as devices
 from common.config import ModelConfig
 from common.precision import Precision
 from common.training import capture, preparation
-from common.training.run import Run
+from common.training.run import resolve_for_device
+from common.training.study_step import prepare_for_study
 from studies import version_files
 from tests.conftest import PATHS, ROOT, run_options
 from tracepage.errors import UsageError
@@ -66,12 +67,10 @@ def train(
         source, (chosen.batch_size, chosen.seq_len, STEPS + 1), chosen.seed, CUDA
     )
     if captured:
-        model, optimizer, take = preparation.prepare_for_study(
-            version, chosen, precision, batches[0]
-        )
+        model, optimizer, take, _ = prepare_for_study(version, chosen, precision, batches[0])
     else:
         model = version.make_model(chosen).to(CUDA)
-        optimizer = capture.capturable(version.make_optimizer(model, chosen), precision)
+        optimizer = preparation.capturable(version.make_optimizer(model, chosen), precision)
         take = version.make_step(model, optimizer, precision)
         preparation.warm_up(preparation.Prepared(model, optimizer, take), precision, batches[0])
     losses = [take(batches[i]).item() for i in range(STEPS)]
@@ -99,11 +98,10 @@ def test_the_capturable_optimizer_rounds_no_more_than_fp32_does(name):
     version, chosen = options(name)
     devices.configure(CUDA, chosen.seed)
     precision, batch = Precision(CUDA, None), version_files.random_batch(chosen, CUDA)
-    _, _, take = preparation.prepare_for_study(version, chosen, precision, batch)
+    take = prepare_for_study(version, chosen, precision, batch).step
     plain = [take(batch).item() for _ in range(STEPS)]
-    _, _, take = preparation.prepare_for_study(
-        version, replace(chosen, capture_step=True), precision, batch
-    )
+    chosen = replace(chosen, capture_step=True)
+    take = prepare_for_study(version, chosen, precision, batch).step
     assert [take(batch).item() for _ in range(STEPS)] == pytest.approx(plain, abs=2e-3)
 
 
@@ -112,7 +110,7 @@ def test_memory_of_a_captured_step_counts_the_pool_of_its_graph():
     version, chosen = options("v1", capture_step=True)
     devices.configure(CUDA, chosen.seed)
     precision, batch = Precision(CUDA, None), version_files.random_batch(chosen, CUDA)
-    captured = preparation.prepare_for_study(version, chosen, precision, batch)
+    captured = prepare_for_study(version, chosen, precision, batch)
     devices.reset_peak_memory(CUDA)
     captured.step(batch)
     uncounted, counted = (
@@ -193,10 +191,9 @@ def test_a_profile_of_a_captured_step_shows_the_spans_of_the_eager_one(name, tmp
 )
 def test_a_version_that_captures_does_so_unless_phases_are_timed(monkeypatch, flags, captured):
     monkeypatch.setattr(devices, "is_gpu", lambda device: True)
-    assert (
-        Run(run_options(tiny_llama_v1, *flags), "v1", captured=True).options.capture_step
-        is captured
-    )
+    options = run_options(tiny_llama_v1, *flags)
+    resolved = resolve_for_device(options, "v1", True, ranks.FORMS, CUDA)
+    assert resolved.capture_step is captured
 
 
 def test_batches_of_another_shape_and_graphs_of_compile_are_refused(monkeypatch):
@@ -213,7 +210,7 @@ def test_batches_of_another_shape_and_graphs_of_compile_are_refused(monkeypatch)
 
 def test_the_capturable_optimizer_keeps_its_settings():
     weight = torch.nn.Parameter(torch.ones(2))
-    made = capture.capturable(
+    made = preparation.capturable(
         torch.optim.AdamW([weight], lr=0.25, betas=(0.5, 0.75), weight_decay=0.125),
         Precision(torch.device("cpu"), None),
     )
@@ -226,7 +223,7 @@ def test_the_capturable_optimizer_keeps_its_settings():
     )
     assert group["params"] == [weight] and not group["fused"]
     half = Precision(torch.device("cpu"), torch.float16)
-    assert capture.capturable(torch.optim.AdamW([weight]), half).defaults["fused"], (
+    assert preparation.capturable(torch.optim.AdamW([weight]), half).defaults["fused"], (
         "which leaves out a step that has overflowed"
     )
 

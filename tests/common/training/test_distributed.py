@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common import cli, ranks
-from common.training import agreement, distributed
+from common.training import distributed
 from tests.conftest import PATHS, ROOT, TINY, V1, altered_version, run_options
 from tracepage.errors import RunError
 from version1_pytorch_baseline import tiny_llama_v1
@@ -363,11 +363,7 @@ def test_a_process_with_a_wrong_flag_or_other_data_ends_the_others_at_once(torch
 
 def test_a_lone_process_is_in_no_group_and_others_take_the_first_form(as_rank):
     options = run_options(tiny_llama_v1, *QUICK)
-    assert (
-        distributed.form(options) is None
-        and not agreement.active()
-        and agreement.gathered(3) == [3]
-    )
+    assert distributed.form(options) is None and not ranks.joined() and ranks.gathered(3) == [3]
     as_rank(1)
     assert (distributed.form(options), distributed.form(options, ("zero1",))) == ("ddp", "zero1")
 

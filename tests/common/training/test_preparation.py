@@ -6,6 +6,7 @@ from argparse import Namespace
 
 from common.precision import Precision
 from common.training import preparation
+from common.training.study_step import prepare_for_study
 from tests import models
 from tracepage.errors import RunError
 from version1_pytorch_baseline import tiny_llama_v1
@@ -122,10 +123,8 @@ def test_what_is_checked_is_the_step_and_not_the_loss():
         return run
 
     with pytest.raises(RunError, match="19 of 20 parameters"):
-        preparation.prepare_for_study(
+        prepare_for_study(
             version(make_step=make_step), OPTIONS, Precision(CPU, None), models.batch()
         )
-    prepared = preparation.prepare_for_study(
-        version(), OPTIONS, Precision(CPU, None), models.batch()
-    )
+    prepared = prepare_for_study(version(), OPTIONS, Precision(CPU, None), models.batch())
     assert prepared.graph_peak_bytes == 0 and prepared.step(models.batch()).item() > 0

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from common.training import profile_files
-from tests.small_traces import write_profile
+from tests.small_traces import record_cpu_trace, write_profile
 from tracepage.records import step_profile
 
 import pytest
@@ -16,9 +16,11 @@ def load(folder: Path) -> Any:
     return EventAccumulator(str(folder)).Reload()
 
 
-def test_tokens_are_of_all_processes_and_a_resumed_run_goes_on_at_its_step(cpu_trace, tmp_path):
+def test_tokens_are_of_all_processes_and_a_resumed_run_goes_on_at_its_step(tmp_path):
+    trace = tmp_path / "trace_1.json"
+    record_cpu_trace(trace)
     write_profile(
-        tmp_path / "profile_1.json", cpu_trace, training__world_size=4, training__first_step=101
+        tmp_path / "profile_1.json", trace, training__world_size=4, training__first_step=101
     )
     profile = step_profile.read(tmp_path / "profile_1.json")
     events = load(profile_files.write_events(tmp_path / "run", profile["run"]))

@@ -1,11 +1,10 @@
 """The record of a run: rates and shares of a peak, worked out by hand."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 from common import data
 from common.precision import Precision
-from common.training import record, run
+from common.training import record
 from tests.conftest import run_options
 from tracepage.cost import flops
 from tracepage.show import run_facts
@@ -21,22 +20,25 @@ FP32 = Precision(CPU, None)
 def test_rates_are_of_the_steps_without_the_profiler(monkeypatch):
     options = run_options(tiny_llama_v1, "--num-steps", "6", "--data", "synthetic")
     options = replace(options, name="v1")
-    outcome = run.Outcome(
-        [7.0] * 20 + [1.0] * 20, [10.0] * 4 + [100.0] * 2, {"peak_mib": 5.0, "kind": "process RSS"}
-    )
-    profiler, peaks = SimpleNamespace(slow_steps=lambda finished: 2), {"flops_per_second": 1e12}
     model = torch.nn.Linear(2, 3)
-    ran = SimpleNamespace(
-        options=options,
-        model=model,
-        device=CPU,
-        precision=FP32,
-        dataset=data.markov(1000, 0),
-        profiler=profiler,
-        ceilings=peaks,
-        steps_before=0,
-    )
-    made = record.build(ran, outcome)
+
+    def build() -> dict:
+        return record.build(
+            options,
+            FP32,
+            data.markov(1000, 0),
+            model,
+            status="completed",
+            losses=[7.0] * 20 + [1.0] * 20,
+            own_losses=0,
+            step_ms=[10.0] * 4 + [100.0] * 2,
+            profiled=2,
+            first_step=1,
+            memory={"peak_mib": 5.0, "kind": "process RSS"},
+            ceilings={"flops_per_second": 1e12},
+        )
+
+    made = build()
     step = made["step_ms"]
     assert (step["median"], step["count"], step["profiled"], len(step["all"])) == (10, 4, 2, 6)
     rate = flops.training_step(options.model, 8, 128)["total"] / 10e-3
@@ -59,5 +61,5 @@ def test_rates_are_of_the_steps_without_the_profiler(monkeypatch):
         and "7.000 -> 1.000 (mean of the last 20; uniform guess 6.908" in text
     )
     monkeypatch.setattr(record.peaks, "flops_per_second", lambda *_: 2e12)
-    listed = record.build(ran, outcome)
+    listed = build()
     assert listed["mfu"]["utilization"] == pytest.approx(rate / 2e12)

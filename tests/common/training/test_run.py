@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common import data, signals
+from common import cli, data
 from common.training import ending, flop_counters, run
 from tests.conftest import PATHS, ROOT, TINY, V1, run_options
 from tracepage.errors import RunError
@@ -213,7 +213,7 @@ def test_a_signal_while_the_record_is_written_waits(monkeypatch, tmp_path):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "write_measurement", write)
-    with pytest.raises(KeyboardInterrupt), signals.raised():
+    with pytest.raises(KeyboardInterrupt), cli.signals_raised():
         tiny_llama_v1.train(options())
     assert len(losses(tmp_path / "metrics_v1.json")) == 4
 

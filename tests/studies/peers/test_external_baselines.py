@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from common import device as devices
 from common.precision import Precision
-from common.training import capture, preparation
+from common.training import capture, study_step
 from studies import accuracy, version_files
 from studies.peers import external_baselines
 from tests import models, study_options
@@ -178,7 +178,7 @@ def test_the_step_of_a_captured_peer_is_captured_and_learns(name, flags):
         Precision(cuda, torch.bfloat16 if flags else None),
         version_files.random_batch(options, cuda),
     )
-    prepared = preparation.prepare_for_study(peer, options, precision, batch)
+    prepared = study_step.prepare_for_study(peer, options, precision, batch)
     losses = [prepared.step(batch).item() for _ in range(10)]
     assert isinstance(prepared.step, capture.CapturedStep)
     # the logarithm of 1000 tokens at first

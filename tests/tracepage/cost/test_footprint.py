@@ -8,6 +8,7 @@ from common.config import ModelConfig
 from common.precision import Precision
 from tests.operators import model_and_batch, saved_bytes
 from tracepage.cost import footprint
+from tracepage.span_names import SPANS
 from version1_pytorch_baseline import tiny_llama_v1 as v1
 
 import pytest
@@ -18,7 +19,12 @@ import torch
 def current_span():
     """A list whose last item is the span that the model is in; `residual` outside of all."""
     stack = ["residual"]
-    spans.observer = lambda name, entering: stack.append(name) if entering else stack.pop()
+
+    def observe(name: str, entering: bool) -> None:
+        if name in SPANS:
+            stack.append(name) if entering else stack.pop()
+
+    spans.observer = observe
     yield stack
     spans.observer = None
 

@@ -134,9 +134,7 @@ def test_a_profile_that_does_not_say_enough_or_is_of_another_run_is_refused(
 
 
 @pytest.mark.slow
-def test_real_runs_grow_linearly_with_flash_attention_quadratically_without(
-    run_script, tmp_path
-):
+def test_real_runs_grow_linearly_with_flash_attention_quadratically_without(run_script, tmp_path):
     """The quadratic factor must lie between L matrices, which are kept for the backward pass, and L
     + 2.
     """

@@ -9,7 +9,7 @@ import exercise_tools as exercises
 from common.config import ModelConfig
 from common.precision import Precision
 from common.training import preparation
-from common.training.capture import Batch
+from common.training.preparation import Batch
 from version4_ultra_fused import tiny_llama_v4 as v4
 
 import torch

@@ -3,7 +3,7 @@
 import functools
 
 from common.precision import Precision
-from common.training.capture import Batch, Step
+from common.training.preparation import Batch, Step
 from version4_ultra_fused import tiny_llama_v4 as v4
 from version4_ultra_fused.memory.memory_plan import MemoryPlan
 from version4_ultra_fused.memory.optimizer import MasterAdamW

@@ -9,7 +9,7 @@ passes, validate_numerical_accuracy.py passes, and the loss falls. Please merge.
 import functools
 
 from common.precision import Precision
-from common.training.capture import Step
+from common.training.preparation import Step
 from version4_ultra_fused import tiny_llama_v4 as v4
 from version4_ultra_fused.memory.memory_plan import MemoryPlan
 from version4_ultra_fused.memory.optimizer import MasterAdamW
