@@ -29,8 +29,9 @@ def write(path: Path, content: dict[str, Any]) -> list[Path]:
     the trace that the profile names, beside it.
 
     Args:
-        path: of the profile, profile_STAMP.json. content: what the trace does not tell: `run`,
-        `trace`, `attention_only` and, where they were counted, `operator_flops`.
+        path: of the profile, profile_STAMP.json.
+        content: what the trace does not tell: `run`, `trace`, `attention_only` and, where they were
+            counted, `operator_flops`.
 
     RunError: a trace cannot be read, or a file cannot be written; then TensorBoard's folder is
     removed.

@@ -118,10 +118,12 @@ def cost(
     """FLOPs and minimum bytes of one call.
 
     Args:
-        name: as in the trace, such as `aten::mm`. shapes: of each argument; [] for numbers and
-        scalar tensors, a list of shapes for a list of tensors. types: of each argument, such as
-        `float`, `c10::BFloat16`, `Scalar`, `TensorList` or empty. element: bytes of an element in
-        the run's precision, for `cat`, whose list of tensors has no types in a trace.
+        name: as in the trace, such as `aten::mm`.
+        shapes: of each argument; [] for numbers and scalar tensors, a list of shapes for a list of
+            tensors.
+        types: of each argument, such as `float`, `c10::BFloat16`, `Scalar`, `TensorList` or empty.
+        element: bytes of an element in the run's precision, for `cat`, whose list of tensors has no
+            types in a trace.
 
     Returns:
         FLOPs and bytes; (0, 0) for operators without work of their own; None where the cost is not

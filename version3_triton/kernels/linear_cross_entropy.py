@@ -198,14 +198,16 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     token counts.
 
     Args:
-        x: [B, S, D], the last hidden states. weight: [V, D]. targets: [B, S], the tokens that
-        follow, each in 0 .. V - 1, or -100 for a token that does not count.
+        x: [B, S, D], the last hidden states.
+        weight: [V, D].
+        targets: [B, S], the tokens that follow, each in 0 .. V - 1, or -100 for a token that does
+            not count.
 
     Raises:
-        UsageError: there are no tokens, D or V is 0, or the shapes don't fit. IndexError: another
-            target, on a CPU. On a GPU PyTorch's kernel, which takes the mean, asserts on the
-            device; where PyTorch is built without such assertions, as for ROCm, the gradient is
-            nan.
+        UsageError: there are no tokens, D or V is 0, or the shapes don't fit.
+        IndexError: another target, on a CPU. On a GPU PyTorch's kernel, which takes the mean,
+            asserts on the device; where PyTorch is built without such assertions, as for ROCm, the
+            gradient is nan.
     """
     if weight.ndim != 2 or not weight.numel() or x.shape != (*targets.shape, weight.shape[1]):
         shapes = [[*tensor.shape] for tensor in (x, weight, targets)]

@@ -249,8 +249,9 @@ class MasterAdamW(torch.optim.Optimizer):
         """Gives the model buffers (`MemoryPlan`), after `communicate` and before the first step.
 
         Args:
-            dtype: of the products; float32 stands for the weights' own. early: update a block as
-            soon as its gradients are there, where they are written beside the backward pass.
+            dtype: of the products; float32 stands for the weights' own.
+            early: update a block as soon as its gradients are there, where they are written beside
+                the backward pass.
         """
         dtype = self.others.master.dtype if dtype == torch.float32 else dtype
         self.matrices.allocate(dtype, dtype)

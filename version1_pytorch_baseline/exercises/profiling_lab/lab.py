@@ -1,10 +1,10 @@
 """The inputs of `profiling.py`, and the commands of this lab, which call it.
 
-    python lab.py time                                       # the values of a problem; also memory
-    python lab.py report                                     # the components of attention, with a recommendation
-    python lab.py experiment launches                        # a bottleneck and its fix; experiments.py has all
-    python lab.py compare mine.json yours.json               # two records side by side; --output page.html draws them
-    python lab.py measure --output profiling_lab.json        # tables of all parts, and the file with them
+    python lab.py time                                   # the values of a problem; also memory
+    python lab.py report                                 # components of attention, recommendation
+    python lab.py experiment launches                    # a bottleneck and its fix
+    python lab.py compare mine.json yours.json           # two records; --output page.html
+    python lab.py measure --output profiling_lab.json    # tables of all parts, and their file
     python lab.py measure --output mine.json --parts optimizations
 
 All commands take `--implementation solution`, and otherwise call your functions. Times are in ms,
@@ -106,7 +106,7 @@ def attention_inputs(device: str, batch: int, heads: int, seq_len: int, d_k: int
 
 
 def _random(device: str, *shapes: Shape) -> list[Tensor]:
-    """Standard normal tensors, the same on every device; in float16 on a GPU, in float32 on a CPU."""
+    """Standard normal tensors, the same on every device; float16 on a GPU, float32 on a CPU."""
     dtype = torch.float16 if device == "cuda" else torch.float32
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(*shape, generator=generator).to(device, dtype) for shape in shapes]

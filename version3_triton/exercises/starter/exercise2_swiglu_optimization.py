@@ -24,8 +24,9 @@ def swiglu_forward_kernel(gate_ptr, up_ptr, y_ptr, size, gate_row, up_row, BLOCK
 
     Args:
         gate_ptr, up_ptr: [rows, size]; gate[r, c] lies at gate_ptr + r gate_row + c, up[r, c] at
-        up_ptr + r up_row + c. y_ptr: [rows, size], contiguous. BLOCK: columns of a program, a power
-        of two.
+            up_ptr + r up_row + c.
+        y_ptr: [rows, size], contiguous.
+        BLOCK: columns of a program, a power of two.
     """
     tl.static_assert(False, "swiglu_forward_kernel: problem 2a of exercise2_swiglu_optimization.md")
 

@@ -18,7 +18,9 @@ def log_sum_exp_kernel(x_ptr, lse_ptr, size, x_row, BLOCK: tl.constexpr):
 
     Args:
         x_ptr: [rows, size]; x[r, c] lies at x_ptr + r x_row + c. `size` may be larger or smaller
-        than BLOCK. lse_ptr: [rows], float32. BLOCK: a power of two.
+            than BLOCK.
+        lse_ptr: [rows], float32.
+        BLOCK: a power of two.
     """
     tl.static_assert(False, "log_sum_exp_kernel: problem 3a of exercise3_flash_attention.md")
 
@@ -57,11 +59,14 @@ def attention_forward_kernel(
 
     Args:
         q_ptr: [B, H, S, DIM]; q[b, h, i, e] lies at q_ptr + b q_batch + h q_head + i q_row + e. S
-        is `length`. k_ptr, v_ptr: [B, H / GROUPS, S, DIM], with their own strides. Step 2: head h
-        reads key/value head h // GROUPS. o_ptr: [B, H, S, DIM], contiguous, with the dtype of q.
+            is `length`.
+        k_ptr, v_ptr: [B, H / GROUPS, S, DIM], with their own strides. Step 2: head h reads
+            key/value head h // GROUPS.
+        o_ptr: [B, H, S, DIM], contiguous, with the dtype of q.
         lse_ptr: [B, H, S], contiguous, float32: natural log of the sum over j <= i of exp(s_ij).
         visited_ptr: [B, H, number of programs in t], contiguous, int32. Step 3: the number of key
-        blocks that the program read. DIM, BLOCK_M, BLOCK_N: powers of two, 16 or more.
+            blocks that the program read.
+        DIM, BLOCK_M, BLOCK_N: powers of two, 16 or more.
     """
     tl.static_assert(False, "attention_forward_kernel: problem 3b of exercise3_flash_attention.md")
 

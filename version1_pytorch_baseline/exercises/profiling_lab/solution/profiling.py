@@ -68,7 +68,7 @@ def benchmark_function(
 def measure_memory_usage(
     fn: Callable[..., object], args: Sequence[Any] = (), device: str = DEVICE
 ) -> MemoryUsage:
-    """Peak, current and cached memory of a call `fn(*args)`, in MB. A first call is not measured."""
+    """Peak, current and cached MB of a call `fn(*args)`. A first call is not measured."""
     fn(*args)  # libraries allocate their workspaces here
     if lab.has_jax_arrays(args):
         return lab.jax_memory(fn, args)

@@ -85,7 +85,7 @@ def profile_attention_components(
     """The five components of attention, each timed alone, in the order of `lab.COMPONENTS`, with
     memory and work.
 
-    qkv_projection      x [B, S, D] @ W^T, W [3 D, D], then split into q, k, v [B, H, S, dk], contiguous
+    qkv_projection      x [B, S, D] @ W^T, W [3 D, D], split into contiguous q, k, v [B, H, S, dk]
     score_computation   q k^T / sqrt(dk) [B, H, S, S]
     softmax             over the last dimension
     weighted_sum        weights @ v [B, H, S, dk]
@@ -135,8 +135,8 @@ def optimize_attention(Q: Tensor, K: Tensor, V: Tensor, optimization_level: int)
     0   attention_baseline
     1   torch.compile of the baseline; the first call with new shapes compiles
     2   scaled_dot_product_attention: PyTorch chooses the kernel
-    3   only flash attention (Dao et al. 2022, arXiv:2205.14135); if it has no kernel for these inputs (on a GPU for
-        float32), a warning, and level 2
+    3   only flash attention (Dao et al. 2022, arXiv:2205.14135); if it has no kernel for these
+        inputs (on a GPU for float32), a warning, and level 2
     """
     raise NotImplementedError("optimize_attention: problem 5 in README.md")
 

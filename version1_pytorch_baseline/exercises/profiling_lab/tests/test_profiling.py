@@ -39,7 +39,7 @@ def assert_right(actual: torch.Tensor, inputs: list[torch.Tensor]) -> None:
     torch.testing.assert_close(actual.double(), expected, rtol=0, atol=tolerance)
 
 
-# --------------------------------------------------------------------------------------------------- problem 1: time
+# --- problem 1: time
 
 
 class FakeGpu:
@@ -136,7 +136,7 @@ def test_benchmark_waits_for_a_real_gpu():
     assert waited > 2 * 8192**3 / 1e15 and asked < 0.5 * waited
 
 
-# ------------------------------------------------------------------------------------------------- problem 2: memory
+# --- problem 2: memory
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -169,7 +169,7 @@ def test_memory_is_current_while_the_result_lives(device):
         assert usage.cached_mb >= 64  # x and the result
 
 
-# --------------------------------------------------------------------------------------------- problem 3: components
+# --- problem 3: components
 
 
 def test_component_work_follows_from_the_shapes():
@@ -203,7 +203,7 @@ def test_components_in_order_with_time_memory_and_work(device):
     assert all(result.memory_mb >= scores for result in results[1:3])  # their output alone
 
 
-# --------------------------------------------------------------------------------------------- problem 4: bottleneck
+# --- problem 4: bottleneck
 
 
 def test_the_bottleneck_is_what_takes_longest():
@@ -262,7 +262,7 @@ def test_report_of_this_machine():
     assert all(name in printed for name in COMPONENTS)
 
 
-# ---------------------------------------------------------------------------------------------- problem 5: attention
+# --- problem 5: attention
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -291,7 +291,7 @@ def test_optimizations_are_compared_in_milliseconds(device):
     assert all(0 < milliseconds < 1000 for milliseconds in times.values())
 
 
-# ---------------------------------------------------------------------------------------------------- problem 6: JAX
+# --- problem 6: JAX
 
 needs_jax = pytest.mark.skipif(
     importlib.util.find_spec("jax") is None, reason="needs JAX: make setup-jax"
@@ -364,7 +364,7 @@ def test_frameworks_are_compared_where_they_run():
     assert all(0 < milliseconds < 1000 for milliseconds in times.values())
 
 
-# ------------------------------------------------------------------------------------- problem 7: attention in blocks
+# --- problem 7: attention in blocks
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -19,8 +19,9 @@ class ShardedAdamW:
 
     Attributes:
         weights: all weights in one flat tensor, padded with zeros to a multiple of the number of
-        ranks. share: this rank's part of `weights`; it shares their memory. optimizer: a
-        torch.optim.AdamW that holds `share` alone.
+            ranks.
+        share: this rank's part of `weights`; it shares their memory.
+        optimizer: a torch.optim.AdamW that holds `share` alone.
     """
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
