@@ -152,11 +152,11 @@ def exchange(model: Any, state: dict[str, Tensor]) -> None:
             f"the baseline's weights do not load: missing {missing[:3]}, unexpected "
             f"{unexpected[:3]}"
         )
-    returned = model.baseline_state_dict()
+    returned = {name: weight.cpu() for name, weight in model.baseline_state_dict().items()}
     changed = [
         name
         for name, weight in state.items()
-        if name not in returned or not torch.equal(returned[name], weight)
+        if name not in returned or not torch.equal(returned[name], weight.cpu())
     ]
     if changed:
         raise RunError(

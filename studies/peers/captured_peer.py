@@ -168,8 +168,8 @@ class CompiledAdamW(torch.optim.Optimizer):
     """AdamW over all tensors of a TinyLlama in one torch.compile. UsageError: torch.compile does
     not work here.
 
-    It makes the working copies (of `dtype`) of the model's matrices and keeps them up to date; load
-    weights before it is made.
+    It makes the working copies (of `dtype`) of the model's matrices and keeps them up to date, also
+    when the model loads weights.
     """
 
     def __init__(self, model: TinyLlama, dtype: torch.dtype, lr: float, compiled: bool) -> None:
@@ -181,6 +181,7 @@ class CompiledAdamW(torch.optim.Optimizer):
             if isinstance(module, Linear):
                 module.working = module.weight.detach().to(dtype, copy=True).requires_grad_()
                 self.working[module.weight] = module.working
+        model.register_load_state_dict_post_hook(self.copy_weights)
         device = model.embed_tokens.weight.device
         # Both are on the device, for a captured step.
         self.steps = torch.zeros((), device=device)
@@ -207,6 +208,12 @@ class CompiledAdamW(torch.optim.Optimizer):
         self.rate.fill_(group["lr"])
         numbers = (*group["betas"], group["eps"], group["weight_decay"])
         self.update(rows, self.steps, self.rate, numbers)
+
+    @torch.no_grad()
+    def copy_weights(self, model: nn.Module, keys: object) -> None:
+        """A hook: writes the working copies after the model has loaded weights."""
+        for parameter, copy in self.working.items():
+            copy.copy_(parameter)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops all gradients, those of the working copies too."""

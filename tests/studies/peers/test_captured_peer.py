@@ -78,3 +78,10 @@ def test_the_optimizer_is_adamw_on_the_masters():
             )
     assert all(torch.equal(weight.bfloat16(), copy) for weight, copy in copies(model).values())
     assert optimizer.steps == 3
+
+
+def test_loaded_weights_reach_the_copies():
+    model, _ = built(torch.bfloat16)
+    model.load_state_dict({name: 2 * value for name, value in model.state_dict().items()})
+    for weight, copy in copies(model).values():
+        assert torch.equal(copy, weight.to(torch.bfloat16))
