@@ -20,7 +20,7 @@ def rope_kernel(
     SIGN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out = (a cos - b sin, b cos + a sin), with sin times SIGN, for the halves a and b of a head.
+    """out = (a cos - b sin, b cos + a sin) for the halves a and b of a head, sin times SIGN.
 
     Program (t, h) computes head h of token t, whose position is t % length. Computes in float32.
 

@@ -51,7 +51,7 @@ def benchmark_function(
 def measure_memory_usage(
     fn: Callable[..., object], args: Sequence[Any] = (), device: str = DEVICE
 ) -> MemoryUsage:
-    """Peak, current and cached memory of a call `fn(*args)`, in MB. A first call is not measured.
+    """Peak, current and cached MB of a call `fn(*args)`. A first call is not measured.
 
     Peak and current memory are what the call adds to what is allocated before it: at its peak, and
     at its end while its result lives. Cached memory is all that the allocator holds of the device,
