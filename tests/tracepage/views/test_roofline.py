@@ -83,7 +83,7 @@ def test_points_of_a_gpu_profile_add_up_to_its_time_and_work():
     )
 
 
-def test_the_command_of_version_2_counts_profiles_and_draws(execute, known_ceilings, tmp_path):
+def test_the_command_of_version_2_counts_profiles_and_draws(run_script, tmp_path):
     arguments = (
         *TINY,
         "--seq-len",
@@ -95,12 +95,12 @@ def test_the_command_of_version_2_counts_profiles_and_draws(execute, known_ceili
         "--data",
         "synthetic",
     )
-    shown = execute(
+    shown = run_script(
         V2 / "run_deepspeed_flops.py",
         *arguments,
         "--computational-intensity",
         "--generate-roofline",
-    ).out
+    ).stdout
     assert "FlopCounterMode" in shown and "% of bound" in shown
     assert {"roofline.png", "roofline.csv"} <= {
         path.name for path in (tmp_path / "flops_analysis").iterdir()
