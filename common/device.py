@@ -37,14 +37,19 @@ def is_gpu(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def configure(device: torch.device, seed: int, allow_tf32: bool = False) -> None:
-    """Seeds PyTorch, and makes runs with the same seed on the same device bitwise reproducible."""
-    # 4 MiB a stream are deterministic, and as fast as 32.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:1")
+def configure(
+    device: torch.device, seed: int, allow_tf32: bool = False, deterministic: bool = False
+) -> None:
+    """Seeds PyTorch; `deterministic` makes runs with the same seed on the same device bitwise
+    reproducible.
+    """
     torch.manual_seed(seed)
-    torch.use_deterministic_algorithms(True)
-    # A debugging aid that would add a kernel per allocation; PyTorch declares no types for it.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(deterministic)
+    if deterministic:
+        # PyTorch asks for a fixed workspace of cuBLAS, and by default would fill each allocation.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:1")
+        # PyTorch declares no types for it.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if (
         allow_tf32
         and is_gpu(device)

@@ -39,7 +39,7 @@ SORT_KEYS = (
 )
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune")
 # Switches that fuse nothing, so `all-fusion` leaves them as they are.
-ALONE = ("exact-attention", "fa4", "fp8")
+ALONE = ("fa4", "fp8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,7 @@ class Options:
     device: str
     use_amp: bool
     amp_dtype: str | None
+    deterministic: bool
     capture_step: bool | None  # None: as the version does by default
     checkpoint_activations: str
     switches: Switches = field(default_factory=dict)
@@ -182,6 +183,12 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--use-amp", action="store_true", help="mixed precision by autocast")
     add("--amp-dtype", choices=FORMATS, help="number format of --use-amp (default: bfloat16)")
+    add(
+        "--deterministic",
+        action=BooleanOptionalAction,
+        default=False,
+        help="the same bits for the same seed on one device, with the kernels that allow it",
+    )
     add(
         "--capture-step",
         action=BooleanOptionalAction,

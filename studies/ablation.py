@@ -9,7 +9,7 @@ all must end at the same loss. With --capture-step every combination is captured
 Peak memory (GPU only) is what the allocator holds at most in a combination's second and third step,
 less what it held before the combination was built. So idle combinations and the matrix library's
 workspace, which all share, do not count. On a CPU only the peak of the whole process is known,
-which says nothing about one of sixteen combinations. Kernels are counted in a trace of
+which says nothing about one of many combinations. Kernels are counted in a trace of
 torch.profiler; on a CPU, operator calls that do work are counted.
 """
 
@@ -48,19 +48,27 @@ ENDED_EARLY = "the study ended before the losses were read and the launches were
 STEPS = 5  # timed steps of a combination in a round
 WARMUP = 3  # steps before the first round; the first of them compiles
 
+ADAMW = list(FUSIONS).index("fused_adamw")
+
 Fusions = tuple[bool, ...]  # in the order of FUSIONS
 
 
 def combinations(every: bool, with_compile: bool) -> list[Fusions]:
-    """All settings of the fusions, or all off, each alone, all but each and all on; in the order of
-    how many are on.
+    """All settings of the model's fusions, and fused AdamW with none and with all of them; or all
+    off, each alone, all but each and all on. They are in the order of how many are on.
+
+    The optimizer is no part of the model, so its effect hardly depends on the other fusions.
     """
     most = len(FUSIONS)
     settings: Iterable[Fusions] = itertools.product((False, True), repeat=most)
     if not with_compile:
         settings = (fusions for fusions in settings if not fusions[-1])
         most -= 1
-    if not every:
+    if every:
+        settings = (
+            fusions for fusions in settings if not fusions[ADAMW] or sum(fusions) in (1, most)
+        )
+    else:
         settings = (fusions for fusions in settings if sum(fusions) in (0, 1, most - 1, most))
     return sorted(settings, key=lambda fusions: (sum(fusions), [not on for on in fusions]))
 
@@ -74,7 +82,7 @@ def flags_for(fusions: Fusions) -> list[str]:
 
 
 def measure(version: ModuleType, options: Options, every: bool, rounds: int, path: Path) -> int:
-    """Measures the combinations (`every`: all 16); after each round it writes fusion_ablation.json
+    """Measures the combinations (`every`: all 18); after each round it writes fusion_ablation.json
     (`path`) and prints a line.
 
     The first signal within the rounds ends them after the current one; the result then holds fewer
@@ -87,7 +95,7 @@ def measure(version: ModuleType, options: Options, every: bool, rounds: int, pat
             "PYTORCH_FALLBACK_ATTENTION=1 keeps flash attention off in every combination: unset it"
         )
     device = devices.select(options.device)
-    devices.configure(device, options.seed)
+    devices.configure(device, options.seed, deterministic=options.deterministic)
     precision = Precision(device, amp_dtype(options))
     batch = version_files.random_batch(options, device)
     left_out = devices.compile_problem(device)
@@ -110,7 +118,11 @@ def measure(version: ModuleType, options: Options, every: bool, rounds: int, pat
                 row |= {"flags": flags_for(fusions), "peak_mib": peak, "round_ms": []}
                 rows.append(row | {"launches_per_step": None, "loss": None})
         measured = record.header(
-            files.schema_of(Ablation), device, precision.name, model=options.model
+            files.schema_of(Ablation),
+            device,
+            precision.name,
+            model=options.model,
+            deterministic=options.deterministic,
         ) | {
             "version": record.name(version),
             "settings": {"capture_step": True} if options.capture_step else {},

@@ -88,7 +88,7 @@ def run_step(
     there and cast by autocast.
     """
     device = devices.select(options.device)
-    devices.configure(device, options.seed)
+    devices.configure(device, options.seed, deterministic=options.deterministic)
     state = draw_weights(baseline.make_model(version_files.switched(baseline, options)))
     settings = version_files.switched(version, options, *flags)
     exact = dtype == torch.float64

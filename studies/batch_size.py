@@ -121,7 +121,8 @@ def measure(version: ModuleType, asked: Namespace, flags: list[str], path: Path)
     version_files.switched(version, options, *flags)  # refuses an unknown flag at once
     name = record.name(version)
     model = Model(name, Path(str(version.__file__)), tuple(flags), bool(options.capture_step))
-    measured = record.header(SCHEMA, None, model=options.model) | {
+    mode = options.deterministic
+    measured = record.header(SCHEMA, None, model=options.model, deterministic=mode) | {
         "version": name,
         "training": {"sequence_length": options.seq_len, "seed": options.seed},
         "target": asked.optimization_target,

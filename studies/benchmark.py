@@ -63,7 +63,7 @@ def plan(arguments: Namespace, known: dict[str, Model]) -> tuple[list[Model], li
             capture.check_supported(device)
         if not model.path:
             model.load().check(device, amp_dtype(arguments))
-        elif model.name.endswith(known_models.FP8) and not devices.is_gpu(device):
+        elif known_models.FP8 in model.name and not devices.is_gpu(device):
             raise UsageError(f"{model.name}: products in FP8 need a GPU")
     shapes = []
     for length in sorted({*arguments.seq_lengths}):
@@ -91,7 +91,9 @@ def measure(
     for model in models:
         if not model.path:
             packages |= model.load().packages.keys()
-    measured = record.header(files.schema_of(Benchmark), None, precision) | {
+    measured = record.header(
+        files.schema_of(Benchmark), None, precision, deterministic=smallest.deterministic
+    ) | {
         "status": "interrupted",  # until the end is reached
         "packages": {module: package_version(module) for module in sorted(packages)},
         # Without the maximum length, which grows with the shape.
@@ -191,20 +193,15 @@ def said_of(cell: Mapping[str, Any]) -> str:
 
 
 def built(model: Model, options: Options) -> tuple[preparation.Prepared, Precision]:
-    """A new model's training step, checked, and its precision.
-
-    Versions ask PyTorch for deterministic algorithms. External baselines run without them, as their
-    users run them: PyTorch then picks faster kernels, such as cuDNN's backward pass of attention.
-    """
+    """A new model's training step, checked, and its precision."""
     version = model.load()
     device = devices.select(options.device)
     settings = version_files.switched(version, options, *model.flags)
     # None: captured or not, as the model itself has it.
     settings = replace(settings, capture_step=model.captured or None)
     precision = Precision(device, amp_dtype(options))
-    devices.configure(device, options.seed)
-    if not model.path:
-        torch.use_deterministic_algorithms(False)
+    deterministic = options.deterministic or model.deterministic
+    devices.configure(device, options.seed, deterministic=deterministic)
     # PyTorch draws weights of its own first, of which ours take the place: many seconds of a CPU at
     # large.
     with device:

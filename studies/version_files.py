@@ -41,6 +41,7 @@ SHARED = (
     "--device",
     "--use-amp",
     "--amp-dtype",
+    "--deterministic",
     "--capture-step",
 )
 REQUIRED = ("TinyLlama", "make_model", "make_optimizer", "make_step")

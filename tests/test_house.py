@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 import pytest
 
 VERSIONS = sorted(ROOT.glob("version*_*/tiny_llama_v*.py"))
-CHANGED_LINES = (100, 168, 247)  # at most, from each version to the next
+CHANGED_LINES = (100, 168, 250)  # at most, from each version to the next
 FIRST_FILE_LINES, FILE_LINES = 269, 301
 
 

@@ -10,12 +10,13 @@ Models:
     v2-compile, v4-fp8        a version with torch.compile, or with products in FP8
     v1-captured               the step of any model but `captured`, as one graph
     v4-no-early-update        a version with a switch off
+    v1-captured-deterministic any of these versions but the last, deterministic beside others
     hf, hf-compile            transformers' LLaMA, eager or compiled
     liger, liger-compile      the same with Liger's kernels
     captured, captured-bf16   a LLaMA fused by hand with PyTorch, compiled and captured; the second,
                               with --use-amp, has bf16 weights over fp32 masters
-    available                 all that can run here but FP8, captured steps and switches; the models
-                              that cannot are named
+    available                 all that can run here but FP8, captured or deterministic steps and
+                              switches; the models that cannot are named
 
 FP8, Liger and capture need a GPU. The metric energy needs an NVIDIA GPU.
 

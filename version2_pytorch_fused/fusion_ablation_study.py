@@ -1,7 +1,7 @@
 """Measures what each fusion of Version 2 brings, alone and with others, interleaved in a process.
 
     python fusion_ablation_study.py                        # none, each alone, all but each, all
-    python fusion_ablation_study.py --all-combinations     # all 16
+    python fusion_ablation_study.py --all-combinations     # all 16 of the model's four fusions
     python fusion_ablation_study.py --all-combinations --preset small --use-amp --amp-dtype bfloat16
 
 Writes fusion_ablation.json (measured), and from it fusion_ablation.csv and .md, into --output-dir.
@@ -23,7 +23,8 @@ from version2_pytorch_fused import tiny_llama_v2
 def main() -> int:
     parser = version_files.parser(__doc__)
     add = parser.add_argument
-    add("--all-combinations", action="store_true", help="all 16 of them (default: 10)")
+    every = "all 16 of the model's fusions, and fused AdamW with none and all (default: 12)"
+    add("--all-combinations", action="store_true", help=every)
     add("--rounds", type=cli.positive, default=5, help="over all combinations (default: 5)")
     cli.add_output_dir(parser, "fusion_ablation")
     arguments = cli.parse(parser)

@@ -1,12 +1,13 @@
 """Version 2: fused with PyTorch alone, in fewer and larger operations with the same mathematics.
 
-Changes from Version 1, each with a switch (`--enable-X`, `--disable-X`); without all four it is
+Changes from Version 1, each with a switch (`--enable-X`, `--disable-X`); without all five it is
 Version 1, bit for bit on a CPU:
 
 - qkv-fusion, swiglu-fusion: Q, K and V come from one matrix product, gate and up from another, so
   each input is read once.
 - flash-attention: `scaled_dot_product_attention` writes no [S, S] matrix, and does not repeat K and
   V for grouped heads.
+- fused-adamw: one kernel updates all weights, and goes over each tensor once.
 - torch-compile (off by default): fuses the elementwise operations that are left between the matrix
   products.
 
@@ -48,6 +49,7 @@ SWITCHES = {
     "qkv-fusion": True,
     "flash-attention": True,
     "swiglu-fusion": True,
+    "fused-adamw": True,
     "torch-compile": False,
 }
 
@@ -203,7 +205,8 @@ def make_model(options: Options) -> TinyLlama:
 
 
 def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
+    fused = bool(model.switches["fused-adamw"])
+    return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, fused=fused)
 
 
 def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:

@@ -127,9 +127,7 @@ def measure(
     far.
     """
     device = devices.select(options.device)
-    devices.configure(device, options.seed, options.allow_tf32)
-    # Training asks for it; eager gradients would pay for it here.
-    torch.use_deterministic_algorithms(False)
+    devices.configure(device, options.seed, options.allow_tf32, options.deterministic)
     precision = Precision(device, amp_dtype(options))
     reason = kernels.missing(device)
     if reason:
@@ -138,7 +136,9 @@ def measure(
         kernels.refuse_wrong(precision.dtype)
         print("the kernels are interpreted: their times say nothing about a GPU", file=sys.stderr)
     schema = schema_of(KernelBenchmark)
-    measured = record.header(schema, device, precision.name, options.allow_tf32)
+    measured = record.header(
+        schema, device, precision.name, options.allow_tf32, deterministic=options.deterministic
+    )
     measured["ceilings"] = ceilings.measure(device, precision)
     measured["rows"] = []
     for shape in cases:

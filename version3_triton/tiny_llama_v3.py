@@ -47,6 +47,7 @@ SWITCHES = {
     "triton-attention": True,
     "triton-swiglu": True,
     "triton-loss": True,
+    "fused-adamw": True,
 }
 
 Pair = tuple[Tensor, Tensor]  # both [B, S, D]
@@ -178,7 +179,8 @@ def make_model(options: Options, operations: Table = None) -> TinyLlama:
 
 
 def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
+    fused = bool(model.switches["fused-adamw"])
+    return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, fused=fused)
 
 
 def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:

@@ -53,7 +53,6 @@ SWITCHES = {
     "memory-plan": True,
     "side-stream": True,
     "early-update": True,
-    "exact-attention": False,
     "fa4": False,
     "fp8": False,
 }
@@ -241,7 +240,7 @@ def make_model(options: Options, operations: Table = None) -> TinyLlama:
 def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:
     if model.switches["memory-plan"]:
         return MasterAdamW(model, lr=options.learning_rate, fp8=bool(model.switches["fp8"]))
-    return torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
+    return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, fused=True)
 
 
 def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:

@@ -33,9 +33,10 @@ def header(
     precision: str | None = None,
     tf32: bool | None = None,
     model: ModelConfig | None = None,
+    deterministic: bool | None = None,
 ) -> dict[str, Any]:
-    """The keys with which the JSON file of every measurement begins; a precision, TF32 or model
-    that is None has none.
+    """The keys with which the JSON file of every measurement begins; a precision, TF32, model or
+    `deterministic` that is None has none.
 
     Where only another process knows the device, `device` and `environment` are None.
     """
@@ -50,6 +51,8 @@ def header(
         result["model"] = model.model_dump()
     if precision:
         result["precision"] = {"compute": precision} | ({} if tf32 is None else {"tf32": tf32})
+    if deterministic is not None:
+        result["deterministic"] = deterministic
     return result
 
 
@@ -103,7 +106,12 @@ def build(
     counted = flops.training_step(options.model, options.batch_size, options.seq_len)
     world_size = ranks.here().world_size
     first = header(
-        run_record.SCHEMA, precision.device, precision.name, options.allow_tf32, options.model
+        run_record.SCHEMA,
+        precision.device,
+        precision.name,
+        options.allow_tf32,
+        options.model,
+        options.deterministic,
     )
     facts = cast(
         run_record.AnyRun,

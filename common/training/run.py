@@ -142,7 +142,7 @@ class Run:
                 # From here on `cuda` is this process's GPU.
                 stack.enter_context(distributed.joined(self.options, self.device))
                 self.meetings = distributed.Meetings(self.device)
-            devices.configure(self.device, options.seed, options.allow_tf32)
+            devices.configure(self.device, options.seed, options.allow_tf32, options.deterministic)
             devices.limit_memory(self.device, devices.describe(self.device)["memory_mib"])
             self.precision = Precision(self.device, amp_dtype(options))
             self.dataset = data.load(options.data, options.model.vocab_size, options.seed)

@@ -8,13 +8,13 @@ fused by hand.
                     loss (NVIDIA or AMD GPU)
     liger-compile   the same compiled, with transformers' loss, as Liger's waits for the GPU; so its
                     step can also be captured
-    captured        the model of `captured_peer` in one torch.compile, with PyTorch's fused AdamW,
-                    and its step captured (GPU)
+    captured        the model of `captured_peer` in one torch.compile, and its step captured (GPU)
     captured-bf16   the same with bf16 weights over fp32 masters, and an AdamW by torch.compile that
                     writes both (GPU)
 
 A baseline is used like a version: it starts from Version 1's weights, in fp32, and is trained with
-AdamW and autocast. These choices keep transformers from doing extra work:
+autocast and, but for captured-bf16, PyTorch's fused AdamW, the default of transformers' Trainer
+(`adamw_torch_fused`). These choices keep transformers from doing extra work:
 
 - `forward(labels=targets, shift_labels=targets)` asks for the model's own loss of targets that are
   already shifted.
@@ -143,8 +143,7 @@ class Peer:
             return captured_peer.CompiledAdamW(
                 model, self.working, options.learning_rate, self.compiled
             )
-        fused = self.CAPTURED or (self.liger and self.compiled)
-        return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, fused=fused)
+        return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, fused=True)
 
     def make_step(self, model: Any, optimizer: torch.optim.Optimizer, precision: Precision) -> Step:
         """A function of a batch: one optimizer step as in Version 1, with the loss compiled if

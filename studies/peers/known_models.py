@@ -3,8 +3,9 @@ external baselines.
 
 A name is that of a version (`v2`) or of an external baseline (`hf`). An end can follow it:
 `-compile` runs a version with torch.compile, `-fp8` one with products in FP8, and `-captured` runs
-a model's whole step as one graph (the last two: GPU only). `v4-no-early-update` is Version 4
-without one of its switches.
+a model's whole step as one graph (the last two: GPU only). After these, `-deterministic` runs a
+version so in a study whose other models are not. `v4-no-early-update` is Version 4 without one of
+its switches.
 """
 
 from argparse import Namespace
@@ -22,6 +23,7 @@ from tracepage.errors import UsageError
 COMPILED = "-compile"
 FP8 = "-fp8"
 CAPTURED = "-captured"
+DETERMINISTIC = "-deterministic"
 WITHOUT = "-no-"
 
 
@@ -32,6 +34,7 @@ class Model(NamedTuple):
     path: Path | None = None
     flags: tuple[str, ...] = ()
     captured: bool = False
+    deterministic: bool = False
 
     def load(self) -> Any:
         """The version's module, or the baseline, which has the functions of one."""
@@ -68,18 +71,21 @@ def find(root: Path = ROOT) -> dict[str, Model]:
             eager.append(Model(name))
     for model in eager:
         models.append(model._replace(name=model.name + CAPTURED, captured=True))
+    for model in [model for model in models if model.path]:
+        models.append(model._replace(name=model.name + DETERMINISTIC, deterministic=True))
     return {model.name: model for model in models + without}
 
 
 def available(options: Namespace, known: dict[str, Model]) -> list[str]:
-    """The models that can run here, by name, but captured and FP8 ones and those without a switch.
+    """The models that can run here, by name, but captured, deterministic and FP8 ones and those
+    without a switch.
 
     A line says why each other model cannot.
     """
     device = devices.select(options.device)
     names = []
     for name, model in known.items():
-        if model.captured or name.endswith(FP8) or WITHOUT in name:
+        if model.captured or model.deterministic or name.endswith(FP8) or WITHOUT in name:
             continue
         problem = devices.compile_problem(device) if name.endswith(COMPILED) else None
         if not model.path:

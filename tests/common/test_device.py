@@ -115,4 +115,15 @@ def test_tf32_on_an_mi300_also_needs_hipblaslts_own_variable(
         assert os.environ.pop("HIPBLASLT_ALLOW_TF32", None) == expected
     finally:
         devices.configure(CPU, 0)
-        torch.use_deterministic_algorithms(False)
+
+
+def test_only_a_deterministic_run_changes_pytorchs_kernels_and_workspace(monkeypatch):
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    for deterministic, workspace in ((False, None), (True, ":4096:1")):
+        devices.configure(CPU, 0, deterministic=deterministic)
+        assert torch.are_deterministic_algorithms_enabled() == deterministic
+        assert torch.utils.deterministic.fill_uninitialized_memory != deterministic
+        assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == workspace
+    devices.configure(CPU, 0)
+    assert not torch.are_deterministic_algorithms_enabled()

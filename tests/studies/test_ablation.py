@@ -20,17 +20,19 @@ import pytest
 SCRIPT = ROOT / "version2_pytorch_fused/fusion_ablation_study.py"
 
 
-def test_all_combinations_are_16_and_the_short_list_10():
+def test_all_combinations_are_16_of_the_model_and_2_of_the_optimizer():
     every = ablation.combinations(True, True)
-    assert (
-        len(every) == len(set(every)) == 16
-        and every[0] == (False,) * 4
-        and every[-1] == (True,) * 4
-    )
-    assert sorted(map(sum, ablation.combinations(False, True))) == [0, 1, 1, 1, 1, 3, 3, 3, 3, 4]
+    assert len(every) == len(set(every)) == 18
+    assert every[0] == (False,) * 5 and every[-1] == (True,) * 5
+    assert [sum(fusions) for fusions in every if fusions[ablation.ADAMW]] == [1, 5]
     without = ablation.combinations(True, False)
-    assert len(without) == 8 and not any(fusions[-1] for fusions in without)
-    assert sorted(map(sum, ablation.combinations(False, False))) == [0, 1, 1, 1, 2, 2, 2, 3]
+    assert len(without) == 10 and not any(fusions[-1] for fusions in without)
+
+
+def test_the_short_list_is_none_each_alone_all_but_each_and_all():
+    short = ablation.combinations(False, True)
+    assert list(map(sum, short)) == [0, *5 * [1], *5 * [4], 5]
+    assert list(map(sum, ablation.combinations(False, False))) == [0, *4 * [1], *4 * [3], 4]
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def study(config, tmp_path, monkeypatch) -> Callable[..., tuple[dict, str]]:
 
 @pytest.fixture
 def few_combinations(monkeypatch) -> None:
-    few = [(False,) * 4, (True, False, False, False), (True, True, True, False)]
+    few = [(False,) * 5, (True, *4 * [False]), (*4 * [True], False)]
     monkeypatch.setattr(ablation, "combinations", lambda *_: few)
 
 
@@ -73,10 +75,10 @@ def test_a_study_of_version_2(study, capsys):
     printed = capsys.readouterr().out
     assert (
         printed.startswith("left out: torch.compile does not work here: no compiler\n")
-        and "round 2 of 2: 8 comb" in printed
+        and "round 2 of 2: 10 comb" in printed
     )
     found = measured["combinations"]
-    assert len(found) == 8 and measured["counted"] == "operators"
+    assert len(found) == 10 and measured["counted"] == "operators"
     losses = [c["loss"] for c in found]
     assert max(losses) - min(losses) < 1e-5 and {c["steps"] for c in found} == {
         3 + 2 * (1 + measured["steps_per_round"]) + 1
@@ -88,12 +90,13 @@ def test_a_study_of_version_2(study, capsys):
     assert all(c["peak_mib"] is None for c in found)  # on a CPU
     launches = {fusion_ablation.label(c): c["launches_per_step"] for c in found}
     assert (
-        min(launches, key=launches.get) == "QKV + flash + SwiGLU"
+        min(launches, key=launches.get) == "QKV + flash + SwiGLU + AdamW"
         and max(launches, key=launches.get) == "none"
     )
     # Forward 2 products and backward 4 less in each of two layers, and the sums of input gradients
     # that they need.
     assert launches["QKV"] < launches["none"] - 10
+    assert launches["AdamW"] < launches["none"] - 100
     assert (
         "Left out: torch.compile" in text
         and "operator calls/step" in text
@@ -126,4 +129,4 @@ def test_an_environment_that_overrides_a_fusion_is_refused(refused, monkeypatch)
 def test_with_torch_compile(run_script, config, tmp_path):
     run_script(SCRIPT, "--config", config, "--rounds", "1", "--all-combinations")
     measured = read_json(tmp_path / "fusion_ablation" / "fusion_ablation.json", schema_of(Ablation))
-    assert len(measured["combinations"]) == (8 if measured["left_out"] else 16)
+    assert len(measured["combinations"]) == (10 if measured["left_out"] else 18)

@@ -76,6 +76,7 @@ def test_models_are_measured_in_turn(config, tmp_path):
         ("v2", 4),
     ]
     assert measured["status"] == "completed" and measured["device"] == record()["device"]
+    assert measured["deterministic"] is False
     assert [len(cell["runs"]) for cell in measured["cells"]] == [2] * 4 and measured[
         "accuracy"
     ] == []
@@ -125,13 +126,23 @@ def test_a_signal_keeps_what_was_measured_and_starts_no_other_process(config, tm
     assert [cell["status"] for cell in measured["cells"]] == ["ok", "not run", "not run", "not run"]
 
 
-@pytest.mark.parametrize("name, deterministic", [("v1", True), ("hf", False)])
-def test_only_versions_run_with_deterministic_algorithms(name, deterministic, config):
+@pytest.mark.parametrize(
+    "name, asked, expected",
+    [
+        ("v1", False, False),
+        ("v1", True, True),
+        ("v1-deterministic", False, True),
+        ("hf", False, False),
+        ("hf", True, True),
+    ],
+)
+def test_all_models_of_a_study_run_in_its_mode(name, asked, expected, config):
     if name == "hf":
         pytest.importorskip("transformers", reason="needs transformers")
-    models, shapes = benchmark.plan(study_options.benchmark(config, models=[name]), KNOWN)
+    arguments = study_options.benchmark(config, models=[name], deterministic=asked)
+    models, shapes = benchmark.plan(arguments, KNOWN)
     benchmark.built(models[0], shapes[0])
-    assert torch.are_deterministic_algorithms_enabled() == deterministic
+    assert torch.are_deterministic_algorithms_enabled() == expected
 
 
 def test_energy_needs_a_counter(config):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+from argparse import Namespace
 from collections.abc import Callable
 from types import ModuleType
 
@@ -19,7 +20,7 @@ import torch
 SCRIPT = ROOT / "version2_pytorch_fused/tiny_llama_v2.py"
 QUICK = (*TINY, "--num-layers", "1", "--data", "synthetic", "--num-steps", "6")
 CPU = torch.device("cpu")
-FUSIONS = [name for name in tiny_llama_v2.SWITCHES if name != "torch-compile"]
+FUSIONS = ("qkv-fusion", "flash-attention", "swiglu-fusion")  # those that change the model
 
 
 def only(*on: str) -> dict[str, bool]:
@@ -63,7 +64,7 @@ def losses_and_settings(monkeypatch, tmp_path) -> Callable[..., tuple[list[float
     return train
 
 
-ALL_OFF = dict.fromkeys(("qkv_fusion", "flash_attention", "swiglu_fusion", "torch_compile"), False)
+ALL_OFF = {name.replace("-", "_"): False for name in tiny_llama_v2.SWITCHES}
 
 
 def test_the_flags_leave_losses_as_they_are_and_the_record_has_the_flags(
@@ -76,7 +77,7 @@ def test_the_flags_leave_losses_as_they_are_and_the_record_has_the_flags(
     assert fused == pytest.approx(expected, abs=1e-5)
     assert settings == dict.fromkeys(ALL_OFF, True) | {"torch_compile": False}
     monkeypatch.setenv("PYTORCH_FALLBACK_ATTENTION", "1")
-    unfused = ("--disable-qkv-fusion", "--disable-swiglu-fusion")
+    unfused = ("--disable-qkv-fusion", "--disable-swiglu-fusion", "--disable-fused-adamw")
     assert losses_and_settings(tiny_llama_v2, *unfused) == (expected, ALL_OFF)
 
 
@@ -92,6 +93,35 @@ def test_a_compiled_run_trains_alike(losses_and_settings, run_script, tmp_path):
     record = json.loads((tmp_path / "compiled.json").read_text())
     assert record["loss"]["all"] == pytest.approx(losses_and_settings(tiny_llama_v2)[0], abs=1e-5)
     assert record["settings"] == dict.fromkeys(ALL_OFF, True)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
+def test_fused_adamw_trains_alike_and_is_what_the_switch_says(dtype):
+    found = {}
+    for fused in (False, True):
+        model = models.build(tiny_llama_v2, tiny_llama_v2.SWITCHES | {"fused-adamw": fused})
+        optimizer = tiny_llama_v2.make_optimizer(model, Namespace(learning_rate=1e-2))
+        assert optimizer.defaults["fused"] == fused
+        batches = [models.batch()] * 5
+        found[fused] = models.losses(tiny_llama_v2, model, batches, Precision(CPU, dtype))
+    assert found[True] == pytest.approx(found[False], rel=1e-6 if dtype is None else 2e-2)
+    assert found[True][-1] < 0.9 * found[True][0]
+
+
+def test_a_plain_state_of_adamw_loads_into_a_fused_one():
+    before, after = (models.build(tiny_llama_v2) for _ in range(2))
+    plain = torch.optim.AdamW(before.parameters(), lr=1e-2)
+    before.loss(*models.batch()).backward()
+    plain.step()
+    fused = tiny_llama_v2.make_optimizer(after, Namespace(learning_rate=1e-2))
+    fused.load_state_dict(plain.state_dict())
+    after.load_state_dict(before.state_dict())
+    for model, optimizer in ((before, plain), (after, fused)):
+        model.zero_grad()
+        model.loss(*models.batch()).backward()
+        optimizer.step()
+    for ours, theirs in zip(after.parameters(), before.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize(

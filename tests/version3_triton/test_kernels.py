@@ -51,7 +51,7 @@ def loss(model: torch.nn.Module) -> None:
 
 def test_every_operation_has_a_switch_and_every_switch_is_the_versions():
     assert sorted(OPERATIONS) == sorted(NAMES) and len(set(OPERATIONS)) == len(OPERATIONS)
-    assert kernels.SWITCHES.keys() == tiny_llama_v3.SWITCHES.keys()
+    assert {*kernels.SWITCHES, "fused-adamw"} == tiny_llama_v3.SWITCHES.keys()
 
 
 @pytest.mark.parametrize("switch", [None, *kernels.SWITCHES])
@@ -100,7 +100,8 @@ def test_where_no_kernel_can_run_every_operation_is_pytorchs(called, monkeypatch
     monkeypatch.setattr(kernels, "HAS_TRITON", False)
     switches = kernels.available(run_options(tiny_llama_v3))
     assert switches == dict.fromkeys(tiny_llama_v3.SWITCHES, False) | {
-        "no-kernels": "triton is not installed"
+        "fused-adamw": True,
+        "no-kernels": "triton is not installed",
     }
     assert "triton is not installed" in capsys.readouterr().err
     loss(models.build(tiny_llama_v3, switches, device=DEVICE))

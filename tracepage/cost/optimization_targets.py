@@ -36,13 +36,13 @@ ON_SCORES = (
     "_softmax",
     "_softmax_backward_data",
 )
-# The target of each change; all but fused-optimizer are flags of some version.
+# The target of each change, which is a flag of some version.
 CHANGES = {
     "qkv-fusion": "QKV fusion",
     "swiglu-fusion": "SwiGLU fusion",
     "flash-attention": "flash attention",
     "torch-compile": "elementwise fusion",
-    "fused-optimizer": "fused optimizer",
+    "fused-adamw": "fused optimizer",
     "use-amp": "mixed precision",
     "capture-step": "launch overhead",
 }
@@ -248,6 +248,8 @@ def _fusions(step: Step) -> Iterator[Fusion]:
         "moments, all fp32"
     )
     optimizer = [row for row in working if row.span == "optimizer"]
+    if any(row.name == "aten::_fused_adamw_" for row in optimizer):
+        optimizer = []
     yield Fusion("fused optimizer", form, optimizer, [IdealCalls(1, 0, 7 * 4 * run["parameters"])])
 
 

@@ -102,6 +102,8 @@ class Header(TypedDict):
     date: str
     device: Device
     environment: dict[str, str | None]  # versions of python, platform, torch, cuda, hip
+    # Older records lack it: all runs were deterministic, but for Version 4's attention.
+    deterministic: NotRequired[bool]
 
 
 class StudyHeader(TypedDict):
@@ -113,6 +115,7 @@ class StudyHeader(TypedDict):
     date: str
     device: Device | None
     environment: dict[str, str | None] | None
+    deterministic: NotRequired[bool]  # of models whose name does not say it; older files lack it
 
 
 class Attempted(TypedDict):

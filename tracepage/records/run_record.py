@@ -160,6 +160,7 @@ def _machine_and_model(run: AnyRun) -> dict[str, Any]:
         "torch": run["environment"]["torch"],
         "processes": processes(run),
         "parallel": run["training"].get("parallel"),
+        "deterministic": run.get("deterministic", True),
     }
     for key in ("kind", "name", "threads", "multiprocessors"):
         named[f"device {key}"] = run["device"].get(key)

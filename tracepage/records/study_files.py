@@ -69,7 +69,7 @@ class Benchmark(StudyHeader):
 
 
 class Combination(TypedDict):
-    fusions: dict[str, bool]  # qkv_fusion, flash_attention, swiglu_fusion, torch_compile
+    fusions: dict[str, bool]  # by the names of `fusion_ablation.FUSIONS`
     step_ms: Summary
     round_ms: Annotated[list[PositiveAmount], Field(min_length=1)]  # median of each round
     peak_mib: PositiveAmount | None

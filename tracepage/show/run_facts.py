@@ -90,11 +90,17 @@ def describe(run: Mapping[str, Any], *varied: str) -> str:
     compute = run["precision"]["compute"]
     if run["precision"].get("tf32"):
         compute += " (TF32 allowed)"
-    parts = [device(run), compute, f"torch {run['environment']['torch']}"]
+    parts = [device(run), compute, *_mode(run), f"torch {run['environment']['torch']}"]
     for name in ("batch_size", "sequence_length"):
         if name not in varied:
             parts.append(f"{name.replace('_', ' ')} {run['training'][name]}")
     return f"{', '.join(parts)}; {tables.letters(run['model'])}"
+
+
+def _mode(run: Mapping[str, Any]) -> list[str]:
+    """Whether the kernels were deterministic; nothing where the file does not say it."""
+    words = {True: ["deterministic"], False: ["not deterministic"]}
+    return words.get(run.get("deterministic"), [])  # type: ignore[arg-type]
 
 
 def noise(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -144,10 +150,9 @@ def summary(record: RunRecord | TimedRun) -> str:
     steps = f"{len(record['step_ms']['all'])} of {training['num_steps'] - before} steps"
     if before:
         steps += f" after step {before}"
-    lines = [
-        f"{record['version']}: {record['status']}, {steps}, {record['precision']['compute']}, "
-        f"{record['device']['name']}, torch {record['environment']['torch']}"
-    ]
+    conditions = [record["precision"]["compute"], *_mode(record), record["device"]["name"]]
+    conditions.append(f"torch {record['environment']['torch']}")
+    lines = [f"{record['version']}: {record['status']}, {steps}, {', '.join(conditions)}"]
     settings = record.get("settings", {})
     if settings:
         switches = [

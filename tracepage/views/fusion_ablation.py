@@ -2,7 +2,8 @@
 
 Two combinations that differ in one fusion only are a pair. For each pair the ratio without / with
 is taken, of the median step time, the peak memory and the launches, so above 1 the fusion helps.
-The effect of a fusion is the geometric mean over its pairs: with all 16 combinations there are 8.
+The effect of a fusion is the geometric mean over its pairs: of the 16 combinations of the model's
+four fusions 8 are pairs.
 The range over the rounds, of the effect from the medians of one round alone, shows how well it is
 known: if it holds 1, this measurement cannot tell whether the fusion has an effect.
 """
@@ -24,6 +25,7 @@ FUSIONS = {  # name of the switch: its label
     "qkv_fusion": "QKV",
     "flash_attention": "flash",
     "swiglu_fusion": "SwiGLU",
+    "fused_adamw": "AdamW",  # not in older files
     "torch_compile": "compile",
 }
 COUNTED = {"kernels": "kernels/step", "operators": "operator calls/step"}
@@ -119,7 +121,7 @@ def render_ablation(path: Path) -> Report:
 def label(combination: Combination) -> str:
     """ "QKV + flash", or "none"."""
     switches = combination["fusions"]
-    return " + ".join(short for name, short in FUSIONS.items() if switches[name]) or "none"
+    return " + ".join(short for name, short in FUSIONS.items() if switches.get(name)) or "none"
 
 
 def combination_table(measured: Ablation) -> Table:

@@ -89,8 +89,8 @@ def choose(switches: Switches, device: str = "auto") -> Operations:
 
 
 def available(options: Options) -> dict[str, bool | str]:
-    """The options' switches as they can be on its device: all off where no kernel can run, with the
-    reason under "no-kernels".
+    """The options' switches as they can be on its device: where no kernel can run, all off but
+    fused-adamw, which is PyTorch's, with the reason under "no-kernels".
 
     Raises:
         UsageError: the kernels would compute wrong numbers.
@@ -103,7 +103,8 @@ def available(options: Options) -> dict[str, bool | str]:
                 f"no Triton kernels: {reason}; PyTorch's operations run in their place",
                 file=sys.stderr,
             )
-        return dict.fromkeys(options.switches, False) | {"no-kernels": reason}
+        switches = {name: on and name == "fused-adamw" for name, on in options.switches.items()}
+        return switches | {"no-kernels": reason}
     if options.use_amp:
         refuse_wrong(amp_dtype(options))
     return dict(options.switches)

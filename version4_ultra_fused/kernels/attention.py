@@ -3,7 +3,8 @@
     S at most 128, Dh at most 64    with the sizes of `sm_90` and in 16 bits: Version 3's forward
                                     kernel, and one for the whole gradient (`short_attention.py`)
     S from 1,024, if asked for      FlashAttention-4 (arXiv:2603.05451), of the package flash-attn-4
-    S at most 256, or else exact    Version 3's kernels
+    S at most 256, or else          Version 3's kernels
+    deterministic
     longer                          PyTorch's fused attention, which on Hopper is cuDNN's
 
 Measured on an H200 in bf16, forward and backward with RoPE's gradient, in us (LOG.md has the
@@ -15,11 +16,11 @@ table):
     cuDNN                  23                29                184                768
 
 cuDNN adds parts of dq in any order, so its gradients can differ in their last bits from run to run.
-So do those of FlashAttention-4 if not exact. All other kernels always give the same bits.
+So do those of FlashAttention-4 without --deterministic. All other kernels always give the same
+bits.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 from common import device as devices
@@ -82,25 +83,17 @@ def form(q: Tensor, switches: Switches) -> str:
     measured = INTERPRETED or launch_sizes.family() == "sm_90"
     if measured and q.dtype.itemsize == 2 and length <= SHORT and head_dim <= 64:
         return "short"
-    return "version3" if switches["exact-attention"] or length <= VERSION3 else "library"
+    if length <= VERSION3 or torch.are_deterministic_algorithms_enabled():
+        return "version3"
+    return "library"
 
 
-@contextmanager
-def any_order() -> Iterator[None]:
-    """Inside it PyTorch may take kernels whose sums have no fixed order, such as cuDNN's."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(False)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-
-def fa4(inputs: Sequence[Tensor], exact: bool) -> Tensor:
+def fa4(inputs: Sequence[Tensor]) -> Tensor:
     """FlashAttention-4 of q [B, H, S, Dh], and k and v [B, K, S, Dh]."""
     from flash_attn.cute import flash_attn_func
 
     q, k, v = (x.transpose(1, 2) for x in inputs)
+    exact = torch.are_deterministic_algorithms_enabled()
     return flash_attn_func(q, k, v, causal=True, deterministic=exact)[0].transpose(1, 2)
 
 
@@ -111,8 +104,7 @@ class CausalAttention:
         qkv: [B S, (H + 2 K) Dh], after RoPE.
         rope: its tables.
         heads: H, K, K.
-        switches: `exact-attention` takes kernels that repeat bit for bit, at any length; `fa4` is
-            FlashAttention-4.
+        switches: `fa4` is FlashAttention-4.
         operations: the model's; with REFERENCE the form is `library`.
     """
 
@@ -134,16 +126,14 @@ class CausalAttention:
         q, k, v = (x.transpose(1, 2) for x in split)
         self.form = "library" if operations is REFERENCE else form(q, switches)
         self.rotate_back = operations.rotate_back
-        exact = bool(switches["exact-attention"])
         if self.form == "short":
             out, self.lse = flash_attention.attend(q, k, v, **dependent())
             self.out = out.transpose(1, 2).flatten(2).flatten(0, 1)
             return
-        self.order = any_order if self.form == "library" and not exact else nullcontext
         self.inputs = tuple(x.detach().requires_grad_() for x in (q, k, v))
-        with torch.set_grad_enabled(not torch.is_inference_mode_enabled()), self.order():
+        with torch.set_grad_enabled(not torch.is_inference_mode_enabled()):
             if self.form == "fa4":
-                self.graph = fa4(self.inputs, exact)  # [B, H, S, Dh]
+                self.graph = fa4(self.inputs)  # [B, H, S, Dh]
             elif self.form == "version3":
                 self.graph = flash_attention.attention(*self.inputs)
             else:
@@ -161,6 +151,5 @@ class CausalAttention:
             )
         by_head = (self.batch, self.rope.length, self.heads[0], self.rope.head_dim)
         dout = dout.view(by_head).transpose(1, 2)
-        with self.order():
-            gradients = torch.autograd.grad(self.graph, self.inputs, dout)
-            return self.rotate_back(*gradients, self.rope), None
+        gradients = torch.autograd.grad(self.graph, self.inputs, dout)
+        return self.rotate_back(*gradients, self.rope), None

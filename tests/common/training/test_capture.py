@@ -60,7 +60,7 @@ def train(
     capturable form.
     """
     version, chosen = options(name, *flags, capture_step=captured)
-    devices.configure(CUDA, chosen.seed)
+    devices.configure(CUDA, chosen.seed, deterministic=True)
     precision = Precision(CUDA, amp)
     source = data.markov(chosen.model.vocab_size, chosen.seed)
     batches = data.Batches(

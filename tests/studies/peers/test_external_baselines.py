@@ -173,7 +173,6 @@ def test_the_step_of_a_captured_peer_is_captured_and_learns(name, flags):
     )
     cuda, peer = torch.device("cuda"), external_baselines.PEERS[name]
     devices.configure(cuda, options.seed)
-    torch.use_deterministic_algorithms(False)
     precision, batch = (
         Precision(cuda, torch.bfloat16 if flags else None),
         version_files.random_batch(options, cuda),

@@ -17,10 +17,19 @@ def test_versions_are_found_as_they_come(tmp_path):
         (tmp_path / name).write_text("TinyLlama = make_model = make_optimizer = make_step = None")
     names = ["v1", "v3", *external_baselines.PEERS]  # no v2, and no version has torch.compile
     captured = [f"{name}-captured" for name in names if not name.startswith("captured")]
-    assert list(known_models.find(tmp_path)) == [*names, *captured]
+    deterministic = ["v1", "v3", "v1-captured", "v3-captured"]
+    assert list(known_models.find(tmp_path)) == [
+        *names,
+        *captured,
+        *(f"{name}-deterministic" for name in deterministic),
+    ]
     compiled, captured = KNOWN["v2-compile"], KNOWN["v2-compile-captured"]
     assert compiled.flags == captured.flags == ("--enable-torch-compile",)
     assert (compiled.captured, captured.captured) == (False, True)
+    beside = KNOWN["v2-compile-captured-deterministic"]
+    assert beside.deterministic and beside == captured._replace(
+        name=beside.name, deterministic=True
+    )
     assert compiled.load().__file__ == captured.load().__file__ == str(V2 / "tiny_llama_v2.py")
     assert (
         KNOWN["v4-no-early-update"].flags == ("--disable-early-update",)

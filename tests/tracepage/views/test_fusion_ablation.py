@@ -13,7 +13,7 @@ from tracepage.views import fusion_ablation
 
 import pytest
 
-GAINS = dict(zip(fusion_ablation.FUSIONS, (1.25, 2.0, 0.8, 1.5), strict=True))
+GAINS = dict(zip(fusion_ablation.FUSIONS, (1.25, 2.0, 0.8, 1.1, 1.5), strict=True))
 
 
 def made_up(every: bool = True) -> dict:

@@ -29,11 +29,7 @@ from version4_ultra_fused.kernels.reference import Rope
 SHAPES = [(2, 48, 4, 2, 32), (1, 128, 2, 2, 64), (3, 17, 4, 1, 24), (1, 1, 2, 1, 16)]
 
 
-def switches(exact: bool = False, fa4: bool = False) -> dict[str, bool]:
-    return {"exact-attention": exact, "fa4": fa4}
-
-
-def attend(shape, dtype: torch.dtype, operations=KERNELS, **on: bool) -> tuple:
+def attend(shape, dtype: torch.dtype, operations=KERNELS, fa4: bool = False) -> tuple:
     """The attention, its result, its gradient and the sum of that by q, k and v, for the same
     numbers in any dtype.
 
@@ -49,7 +45,7 @@ def attend(shape, dtype: torch.dtype, operations=KERNELS, **on: bool) -> tuple:
         qkv,
         Rope(cos, sin, length),
         (heads, kv_heads, kv_heads),
-        switches(**on),
+        {"fa4": fa4},
         operations if wide is None else REFERENCE,
     )
     gradient, dots = found.gradient(dout)
@@ -94,56 +90,35 @@ def test_each_form_against_float64(monkeypatch, shape, dtype, form):
     )
 
 
-@pytest.mark.parametrize("exact, deterministic", [(True, True), (False, False)])
-def test_only_exact_attention_keeps_pytorch_to_kernels_that_repeat(
-    monkeypatch, exact, deterministic
-):
-    seen = []
-
-    def note(q, k, v):
-        seen.append(torch.are_deterministic_algorithms_enabled())
-        return q * k.sum() * v.sum()
-
-    monkeypatch.setattr(third_kernels.reference, "attention", note)
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        attend((1, attention.VERSION3 + 1, 1, 1, 16), torch.float64, exact=exact)
-        assert seen == [deterministic] and torch.are_deterministic_algorithms_enabled()
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-
-EXACT, FA4, BOTH = switches(exact=True), switches(fa4=True), switches(exact=True, fa4=True)
-
-
 @pytest.mark.parametrize(
-    "length, head_dim, dtype, given, on_sm_90, elsewhere",
+    "length, head_dim, dtype, mode, on_sm_90, elsewhere",
     [
-        (128, 64, torch.bfloat16, switches(), "short", "version3"),
-        (128, 64, torch.float32, switches(), "version3", "version3"),
-        (128, 128, torch.bfloat16, switches(), "version3", "version3"),
-        (256, 64, torch.bfloat16, switches(), "version3", "version3"),
-        (512, 64, torch.bfloat16, switches(), "library", "library"),
-        (512, 64, torch.bfloat16, EXACT, "version3", "version3"),
-        (128, 136, torch.bfloat16, EXACT, "library", "library"),
-        (16, 16, torch.float64, EXACT, "library", "library"),
-        (1024, 64, torch.bfloat16, FA4, "fa4", "fa4"),
-        (1024, 64, torch.bfloat16, BOTH, "fa4", "fa4"),
-        (1023, 64, torch.bfloat16, FA4, "library", "library"),
-        (1024, 64, torch.float32, FA4, "library", "library"),
+        (128, 64, torch.bfloat16, "", "short", "version3"),
+        (128, 64, torch.float32, "", "version3", "version3"),
+        (128, 128, torch.bfloat16, "", "version3", "version3"),
+        (256, 64, torch.bfloat16, "", "version3", "version3"),
+        (512, 64, torch.bfloat16, "", "library", "library"),
+        (512, 64, torch.bfloat16, "exact", "version3", "version3"),
+        (128, 136, torch.bfloat16, "exact", "library", "library"),
+        (16, 16, torch.float64, "exact", "library", "library"),
+        (1024, 64, torch.bfloat16, "fa4", "fa4", "fa4"),
+        (1024, 64, torch.bfloat16, "fa4, exact", "fa4", "fa4"),
+        (1023, 64, torch.bfloat16, "fa4", "library", "library"),
+        (1024, 64, torch.float32, "fa4", "library", "library"),
     ],
 )
-def test_the_form_follows_the_shape_the_gpu_and_switches(
-    monkeypatch, length, head_dim, dtype, given, on_sm_90, elsewhere
+def test_the_form_follows_the_shape_the_gpu_and_the_mode(
+    monkeypatch, length, head_dim, dtype, mode, on_sm_90, elsewhere
 ):
+    torch.use_deterministic_algorithms("exact" in mode)
+    switches = {"fa4": "fa4" in mode}
     monkeypatch.setattr(attention, "INTERPRETED", False)
     for family, expected in (("sm_90", on_sm_90), ("sm_80", elsewhere), ("hip", elsewhere)):
         monkeypatch.setattr(attention.launch_sizes, "family", lambda family=family: family)
         q = torch.empty((), dtype=dtype, device=DEVICE)
-        assert attention.form(q.expand(65535, 1, length, head_dim), given) == expected
+        assert attention.form(q.expand(65535, 1, length, head_dim), switches) == expected
         more = "fa4" if expected == "fa4" else "library"
-        assert attention.form(q.expand(32768, 2, length, head_dim), given) == more, (
+        assert attention.form(q.expand(32768, 2, length, head_dim), switches) == more, (
             "our grid has no more rows"
         )
 
@@ -166,12 +141,13 @@ def test_flash_attention_4_against_float64(monkeypatch, exact):
         monkeypatch.setitem(
             sys.modules, "flash_attn.cute", SimpleNamespace(flash_attn_func=flash_attn_func)
         )
+    torch.use_deterministic_algorithms(exact)
     shape = 1, attention.FA4, 2, 1, 64
-    (found, _), *ours = attend(shape, torch.float16, fa4=True, exact=exact)
+    (found, _), *ours = attend(shape, torch.float16, fa4=True)
     assert found.form == "fa4"
     for got, right in zip(ours[:2], attend(shape, torch.float64)[1:3], strict=True):
         assert (got.double() - right).abs().max() <= 2e-3 * right.abs().max()
-    again = attend(shape, torch.float16, fa4=True, exact=exact)[1:3]
+    again = attend(shape, torch.float16, fa4=True)[1:3]
     assert not exact or all(torch.equal(a, b) for a, b in zip(ours, again, strict=False))
 
 
