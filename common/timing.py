@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 PHASE_STEPS = 10
+AHEAD = 8  # calls that the host may be ahead of the device where a benchmark ends by time
 
 
 class Clock:
@@ -37,27 +38,43 @@ class Clock:
             self.marks.append(time.perf_counter())
         return len(self.marks) - 1
 
+    def wait(self, mark: int) -> None:
+        """Waits until the device has reached a mark."""
+        if devices.is_gpu(self.device):
+            self.marks[mark].synchronize()
+
     def milliseconds(self, start: int, stop: int) -> float:
         """Time between two marks. Waits for the device only until the second was reached."""
+        self.wait(stop)
         if devices.is_gpu(self.device):
-            self.marks[stop].synchronize()
             return self.marks[start].elapsed_time(self.marks[stop])
         return (self.marks[stop] - self.marks[start]) * 1e3
 
 
 def benchmark(
-    function: Callable[[], object], device: torch.device, warmup: int = 3, iterations: int = 20
+    function: Callable[[], object],
+    device: torch.device,
+    warmup: int = 3,
+    iterations: int = 20,
+    seconds: float = 0.0,
 ) -> list[float]:
-    """Milliseconds of each of `iterations` calls after `warmup` others."""
+    """Milliseconds of each call after `warmup` others: of `iterations` calls, or of more that take
+    at least `seconds` together.
+    """
     for _ in range(warmup):
         function()
     devices.synchronize(device)
     clock = Clock(device)
-    for _ in range(iterations):
+    count = 0
+    end = time.perf_counter() + seconds
+    while count < iterations or time.perf_counter() < end:
         clock.mark()
         function()
         clock.mark()
-    return [clock.milliseconds(2 * i, 2 * i + 1) for i in range(iterations)]
+        count += 1
+        if seconds and count > AHEAD:  # Without it the host would go on to launch for seconds.
+            clock.wait(2 * (count - AHEAD) - 1)
+    return [clock.milliseconds(2 * i, 2 * i + 1) for i in range(count)]
 
 
 def summarize(milliseconds: list[float]) -> dict[str, float | int]:

@@ -73,25 +73,26 @@ class Picture(NamedTuple):
         return path.is_file() and self.digest() in path.read_text(encoding="utf-8")[:2000]
 
 
-def ladder(folder: Path) -> Picture:
-    """Speed by version and size: how many times faster than the first version all models are in
-    bf16, a panel for each preset.
+def ladder(*paths: Path) -> Picture:
+    """Speed by model and size: how many times faster than its panel's reference each is, a panel
+    for each benchmark.
 
     A dot is the quotient of the medians, and a line its range over the processes.
     """
-    cases, models = versions.headline(folder)
-    first = models[0]
-    device = run_facts.device(cases[0].studies[0])
+    cases = versions.read_cases(paths)
+    models = versions.headline(cases)
+    device = run_facts.device(cases[0].study)
     figure = plots.new(WIDTH, 0.9 + 0.25 * len(models))
     all_axes = figure.subplots(1, len(cases), sharey=True, squeeze=False).flat
     panels = {}
     fastest = []
     for case, axes in zip(cases, all_axes, strict=True):
         panel = {}
+        reference = case.reference()
         for row, name in enumerate(models):
             if not case.times(name):
                 continue
-            panel[name] = versions.ratio(case.times(first), case.times(name))
+            panel[name] = case.ratio(reference, name)
             faster, least, most = panel[name]
             label = f"{format_number(faster)}x"
             axes.plot((least, most), [row, row], color=colour(name), linewidth=2)
@@ -100,20 +101,20 @@ def ladder(folder: Path) -> Picture:
         axes.axvline(1, color="0.5", linestyle=":", linewidth=1, zorder=0)
         axes.grid(True, axis="y", color="0.92")
         axes.set_yticks(range(len(models)), models)
-        axes.set_title(f"{case.preset}\n{case.shape[0]} x {case.shape[1]}")
+        axes.set_title(f"{case.preset}, {case.shape[0]} x {case.shape[1]}\n1x: {reference}")
         axes.set(xlim=(0, 1.35 * axes.dataLim.xmax), ylim=(len(models) - 0.5, -0.5))
         best = max(panel, key=lambda name: panel[name])
-        fastest.append(f"{case.preset}: {best} {format_number(panel[best][0])}x")
-        panels[case.title()] = panel
-    figure.supxlabel(
-        f"times as fast as {first}; dot: medians, line: range over processes", fontsize=9
-    )
-    figure.suptitle(f"Speed-up of one training step over {first}, bf16, one {device}")
+        fastest.append(f"{case.preset}: {best} {format_number(panel[best][0])}x {reference}")
+        panels[case.title()] = [reference, panel]
+    figure.supxlabel("times as fast as 1x; dot: medians, line: range over processes", fontsize=9)
+    precision = ", ".join(sorted({case.precision for case in cases}))
+    figure.suptitle(f"Speed of one training step, {precision}, one {device}")
     description = (
-        f"Speed-up over {first} of all versions and peers in bf16, one {device}. "
-        f"The fastest: {', '.join(fastest)}"
+        f"Speed-up of all versions and peers in {precision}, one {device}, over the first version "
+        "that was measured, captured where its step waits for the host. The fastest: "
+        f"{', '.join(fastest)}"
     )
-    return Picture(f"ladder-{folder.name}", panels, description, figure)
+    return Picture(f"ladder-{paths[0].parent.name}", panels, description, figure)
 
 
 def colour(model: str) -> str:
@@ -141,20 +142,21 @@ def held(config: ModelConfig, batch_size: int, sequence_length: int) -> dict[str
     }
 
 
-def memory(folder: Path) -> Picture:
-    """Memory over a step of the first version by formula, and its measured peak, at the larger half
-    of the presets in bf16.
+def memory(*paths: Path) -> Picture:
+    """Memory over a step of the first version by formula, and its measured peak, in the last two
+    benchmarks that measured it in bf16.
     """
-    cases, (model, *_) = versions.headline(folder)
+    cases = versions.read_cases(paths)
+    model = versions.models(cases)[0]
     cases = [case for case in cases if case.times(model)][-2:]
-    device = run_facts.device(cases[0].studies[0])
+    device = run_facts.device(cases[0].study)
     figure = plots.new(WIDTH, 3.9)
     all_axes = figure.subplots(1, len(cases), squeeze=False).flat
     panels = []
     sizes = []
     for case, axes in zip(cases, all_axes, strict=True):
         peak = median(run["peak_mib"] for run in case.runs[model]) / 2**10
-        areas = held(ModelConfig.model_validate(case.studies[0]["model"]), *case.shape)
+        areas = held(ModelConfig.model_validate(case.study["model"]), *case.shape)
         frame = pandas.DataFrame(areas, index=[0.0, 1.0, 2.0, 2.2])
         frame.plot.area(ax=axes, color=COLOURS[: len(areas)], linewidth=0, legend=False)
         axes.axhline(peak, color=plots.BLACK, linestyle="--", linewidth=1, label="measured peak")
@@ -171,7 +173,7 @@ def memory(folder: Path) -> Picture:
     description = (
         f"Memory over one training step of {model} on one {device}, GiB at most. {'; '.join(sizes)}"
     )
-    return Picture(f"memory-{folder.name}", panels, description, figure)
+    return Picture(f"memory-{paths[0].parent.name}", panels, description, figure)
 
 
 def kernels_by_version(*paths: Path) -> Picture:

@@ -4,11 +4,12 @@
                                                       list in it (`rows.rows`)
     <!-- section: FILE...#ANCHOR | COLUMN | ... -->   a section of the report on each file, all
                                                       columns or these
-    <!-- table: MODULE.FUNCTION PATH... -->           the table that a function of this room returns
-    <!-- picture: FUNCTION PATH... -->                the picture that a function of pictures.py
+    <!-- table: MODULE.FUNCTION FILE... -->           the table that a function of this room returns
+    <!-- picture: FUNCTION FILE... -->                the picture that a function of pictures.py
                                                       returns, in a file in pictures/
 
-A generated part ends at `<!-- /rows -->`, and so on. Everything between two markers is overwritten:
+FILE may be a pattern, such as results/h100/versions_*_bf16.json. A generated part ends at
+`<!-- /rows -->`, and so on. Everything between two markers is overwritten:
 
     python -m documents            # rewrites every document
     python -m documents --check    # changes nothing; exit code 1 and a line for each file that is
@@ -78,9 +79,9 @@ def draw_picture(source: str) -> Picture:
 
 
 def call(source: str) -> Any:
-    """The result of a function of this room for the paths after its name."""
-    name, *paths = source.split()
-    return pkgutil.resolve_name(f"documents.{name}")(*(ROOT / path for path in paths))
+    """The result of a function of this room for the files of the patterns after its name."""
+    name, *patterns = source.split()
+    return pkgutil.resolve_name(f"documents.{name}")(*rows.find(patterns))
 
 
 def file_of(picture: Picture) -> Path:

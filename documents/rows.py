@@ -87,12 +87,15 @@ def value_of(record: Any, key: str) -> Any:
 
 
 def conditions(records: Iterable[Mapping[str, Any]]) -> str:
-    """Devices, packages and dates of records in a line."""
+    """Devices, packages, hosts and dates of records in a line."""
     known = [record for record in records if "device" in record]
     facts = [run_facts.device(record) for record in known]
     for record in known:
         facts += [f"{name} {version}" for name, version in record.get("packages", {}).items()]
         facts.append(f"torch {record['environment']['torch']}")
+    host = run_facts.host(known)
+    if host:
+        facts.append(host)
     dates = sorted({record["date"][:10] for record in known})
     if dates:
         facts.append(dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}")

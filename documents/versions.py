@@ -1,16 +1,20 @@
 """Tables that join several files: the versions and peers measured beside each other, and losses of
 runs from the same seed.
+
+A case is one file of benchmark_suite.py, whose processes took turns. A ratio has both times from
+one case and one mode: nothing is joined over files, hosts or days.
 """
 
 import functools
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from common.config import PRESETS, ModelConfig
-from documents.rows import conditions
+from documents.rows import conditions, preset_of
 from tracepage import files
 from tracepage.cost import flops
 from tracepage.errors import UsageError
@@ -20,58 +24,95 @@ from tracepage.show.tables import format_number
 
 import pandas
 
-# Files of benchmark_suite.py, as results/measure_versions.sh names them.
-FILES = re.compile(r"(?:peers|captured)_(\w+)_(fp32|bf16)")
 VERSION = re.compile(r"v(\d+)(-.*)?")  # a model's name, not that of a peer
+CAPTURED = "-captured"
+DETERMINISTIC = "-deterministic"
+FP8 = "-fp8"
+# A step whose captured form takes less than this share of its time waits for its host.
+WAITS = 0.9
+BACKENDS = {  # of attention, by a regular expression on a kernel's whole name
+    "cuDNN": r"cudnn",
+    "memory-efficient": r"fmha_cutlass|MemEffAttention",
+    "flash": r"pytorch_flash|\bflash_(fwd|bwd)_",
+    "Triton": r"^_\w+_attention_|^attn_(fwd|bwd)",
+}
 
 
 class Case(NamedTuple):
-    """All benchmarks of one preset, number format and shape."""
+    """A benchmark of one preset, number format and shape: one file."""
 
     preset: str
     precision: str
     shape: tuple[int, int]  # B and S
-    studies: list[dict[str, Any]]
+    study: dict[str, Any]
     runs: dict[str, list[dict[str, Any]]]  # the processes by model; none where it failed
 
     def title(self) -> str:
         return f"{self.preset}, {self.precision}, {self.shape[0]} x {self.shape[1]}"
 
+    def processes(self) -> int:
+        """How many measured a model, in most cells."""
+        return Counter(len(runs) for runs in self.runs.values() if runs).most_common(1)[0][0]
+
     def times(self, model: str) -> list[float]:
         """The median step of each process in ms; none if the model was not measured."""
         return [run["step_ms"]["median"] for run in self.runs.get(model, [])]
 
+    def milliseconds(self, model: str) -> str:
+        """The median of the processes with their range, and their number where it is unusual."""
+        times = self.times(model)
+        text = format_number(median(times))
+        least = format_number(min(times))
+        most = format_number(max(times))
+        if least != most:
+            text += f" ({least} to {most})"
+        if len(times) != self.processes():
+            text += f" (n = {len(times)})"
+        return text
 
-def read_cases(folder: Path) -> list[Case]:
-    """The cases of peers_*.json and captured_*.json in the order of presets.
+    def reference(self) -> str:
+        """The first version that was measured, captured where its step waits for the host."""
+        first = next(name for name in models([self]) if self.times(name))
+        captured = self.times(first + CAPTURED)
+        if captured and median(captured) < WAITS * median(self.times(first)):
+            return first + CAPTURED
+        return first
 
-    UsageError: there is none, or two files of a case are of different devices or models.
-    """
-    cases: dict[tuple[str, str], Case] = {}
-    for path in sorted(folder.glob("*_*_*.json")):
-        match = FILES.fullmatch(path.stem)
-        if not match:
-            continue
-        preset, precision = match.groups()
-        study = files.read_json(path)
-        shape = study["batch_sizes"][0], study["sequence_lengths"][0]
-        case = cases.setdefault((preset, precision), Case(preset, precision, shape, [], {}))
-        case.studies.append(study)
-        measured = {
-            (run_facts.device(other), tables.letters(other["model"])) for other in case.studies
-        }
-        if len(measured) > 1:
+    def ratio(self, reference: str, model: str) -> tuple[float, float, float]:
+        """How many times faster a model is: by the medians, and the least and the most over the
+        processes. UsageError: one of the two is deterministic.
+        """
+        if reference.endswith(DETERMINISTIC) != model.endswith(DETERMINISTIC):
             raise UsageError(
-                f"{path} is of another device or model than the other benchmark of {case.title()} "
-                "beside it"
+                f"{self.title()}: {reference} and {model} are of different modes; "
+                "measure deterministic models in a study of their own"
             )
-        for cell in study["cells"]:
-            case.runs.setdefault(cell["model"], []).extend(cell["runs"])
-    if not cases:
-        raise UsageError(
-            f"{folder} has no peers_PRESET_FORMAT.json: measure with results/measure_versions.sh "
-            f"{folder.name}"
-        )
+        times = self.times(model)
+        base = self.times(reference)
+        return median(base) / median(times), min(base) / max(times), max(base) / min(times)
+
+
+def read_cases(paths: Sequence[Path]) -> list[Case]:
+    """The cases of benchmark files, in the order of presets.
+
+    UsageError: two are of one case, of different devices or PyTorch versions, or one has several
+    shapes.
+    """
+    cases: dict[str, Case] = {}
+    machines = set()
+    for path in paths:
+        study = files.read_json(path)
+        shapes = {(cell["batch_size"], cell["sequence_length"]) for cell in study["cells"]}
+        if len(shapes) > 1:
+            raise UsageError(f"{path} has several shapes: a case has one")
+        runs = {cell["model"]: cell["runs"] for cell in study["cells"]}
+        case = Case(preset_of(path), study["precision"]["compute"], *shapes, study, runs)
+        machines.add((run_facts.device(study), study["environment"]["torch"]))
+        if case.title() in cases:
+            raise UsageError(f"{path} is a second benchmark of {case.title()}: a table has one")
+        if len(machines) > 1:
+            raise UsageError(f"{path} is of another device or PyTorch than the other benchmarks")
+        cases[case.title()] = case
     order = [*PRESETS]
     return sorted(
         cases.values(), key=lambda case: (order.index(case.preset), case.precision == "bf16")
@@ -84,34 +125,20 @@ def models(cases: Sequence[Case]) -> list[str]:
     return sorted(names, key=lambda name: (not VERSION.fullmatch(name), name))
 
 
-def headline(folder: Path) -> tuple[list[Case], list[str]]:
-    """The cases in bf16 and their models, without FP8; of the versions only the first is shown
-    captured.
-    """
-    cases = [case for case in read_cases(folder) if case.precision == "bf16"]
-    first, *others = models(cases)
-    left_out = re.compile(rf".*-fp8|(?!{first})v\d+.*-captured")
-    return cases, [first, *(name for name in others if not left_out.fullmatch(name))]
+def headline(cases: Sequence[Case]) -> list[str]:
+    """The same without products in FP8, another number format."""
+    return [name for name in models(cases) if not name.endswith(FP8)]
 
 
-def ratio(reference: Sequence[float], times: Sequence[float]) -> tuple[float, float, float]:
-    """How many times faster: by the medians, and the least and the most over the processes."""
-    return (
-        median(reference) / median(times),
-        min(reference) / max(times),
-        max(reference) / min(times),
-    )
+def versions(*paths: Path) -> str:
+    """The table of the versions, without peers."""
+    cases = read_cases(paths)
+    return _table(cases, [name for name in headline(cases) if VERSION.fullmatch(name)])
 
 
-def versions(folder: Path) -> str:
-    """The table of the versions in bf16, without peers."""
-    cases, names = headline(folder)
-    return _table(cases, [name for name in names if VERSION.fullmatch(name)])
-
-
-def versions_and_peers(folder: Path) -> str:
-    """The table of all models in all cases."""
-    cases = read_cases(folder)
+def versions_and_peers(*paths: Path) -> str:
+    """The table of all models."""
+    cases = read_cases(paths)
     return _table(cases, models(cases))
 
 
@@ -123,48 +150,63 @@ def _with_conditions(
 
 def _table(cases: Sequence[Case], names: Sequence[str]) -> str:
     """A row per model, a column per case: median ms with the range over the processes, how many
-    times as fast as the first model, and GiB that the allocator's pools held.
+    times as fast as the case's reference, and GiB that the allocator's pools held.
     """
     rows = []
     for name in names:
-        rows.append([name, *(_cell(case, name, names[0]) for case in cases)])
-    header = ["model", *(case.title() for case in cases)]
-    return _with_conditions([study for case in cases for study in case.studies], header, rows)
+        rows.append([name, *(_cell(case, name) for case in cases)])
+    header = ["model", *(f"{case.title()} (n = {case.processes()})" for case in cases)]
+    return _with_conditions([case.study for case in cases], header, rows)
 
 
-def _cell(case: Case, model: str, first: str) -> str | None:
-    times = case.times(model)
-    if not times:
+def _cell(case: Case, model: str) -> str | None:
+    if not case.times(model):
         return None
-    cell = format_number(median(times))
-    least = format_number(min(times))
-    most = format_number(max(times))
-    if least != most:
-        cell += f" ({least} to {most})"
-    reference = case.times(first)
-    if reference and model != first:
-        cell += f", {format_number(median(reference) / median(times))}x"
-    return f"{cell}, {median(run['reserved_mib'] for run in case.runs[model]) / 1024:.2f}"
+    faster = format_number(case.ratio(case.reference(), model)[0])
+    reserved = median(run["reserved_mib"] for run in case.runs[model]) / 1024
+    return f"{case.milliseconds(model)}, {faster}x, {reserved:.2f}"
 
 
-def limits(folder: Path, last: Path) -> str:
-    """A step with a launch for each kernel, and captured, in the last two sizes measured both ways:
-    all versions up to that of the folder `last`. One without a captured form beside it is captured
-    itself.
+def determinism(*paths: Path) -> str:
+    """The price of deterministic algorithms: a row for each case and model that was measured with
+    them and without.
     """
-    cases, names = headline(folder)
-    cases = [case for case in cases if case.times(f"{names[0]}-captured")][-2:]
+    cases = read_cases(paths)
+    rows = []
+    for case in cases:
+        for model in models([case]):
+            deterministic = model + DETERMINISTIC
+            if not (case.times(model) and case.times(deterministic)):
+                continue
+            times = [case.milliseconds(name) for name in (model, deterministic)]
+            ratio = median(case.times(deterministic)) / median(case.times(model))
+            rows.append([case.preset, case.processes(), model, *times, 100 * (ratio - 1)])
+    header = ["size", "n", "model", "ms", "deterministic, ms", "price, %"]
+    return _with_conditions([case.study for case in cases], header, rows)
+
+
+def limits(*paths: Path) -> str:
+    """A step with a launch for each kernel, and captured, in the last two cases measured both ways:
+    all versions up to that of the folder that is the last path. One without a captured form beside
+    it is captured itself.
+    """
+    *studies, last = paths
+    cases = read_cases(studies)
+    names = models(cases)
+    cases = [case for case in cases if case.times(names[0] + CAPTURED)][-2:]
     newest = int(re.findall(r"\d+", last.name)[0])
     rows = []
     for case in cases:
         for model in names:
             match = VERSION.fullmatch(model)
-            if match and int(match[1]) <= newest and not model.endswith("-captured"):
-                rows.append([case.preset, model, *_limits(case, model, folder / "traces")])
-    header = ["size", "model", "kernels", "step, us per kernel", "step, ms", "captured, ms"]
+            shown = match and int(match[1]) <= newest and not model.endswith(CAPTURED)
+            if shown and case.times(model):
+                columns = _limits(case, model, studies[0].parent / "traces")
+                rows.append([case.preset, case.processes(), model, *columns])
+    header = ["size", "n", "model", "kernels", "step, us per kernel", "step, ms", "captured, ms"]
     header.append("waits for the host, %")
-    studies = [study | {"packages": {}} for case in cases for study in case.studies]
-    return _with_conditions(studies, header, rows)
+    described = [case.study | {"packages": {}} for case in cases]
+    return _with_conditions(described, header, rows)
 
 
 def _limits(case: Case, model: str, traces: Path) -> list[float | None]:
@@ -172,7 +214,7 @@ def _limits(case: Case, model: str, traces: Path) -> list[float | None]:
     trace = traces / f"{model.replace('-', '_')}_{case.preset}.json.gz"
     kernels = len(step_kernels(trace)) if trace.exists() else None
     step = median(case.times(model))
-    captured_times = case.times(f"{model}-captured")
+    captured_times = case.times(model + CAPTURED)
     if not captured_times:
         return [kernels, None, None, step, None]
     captured = median(captured_times)
@@ -206,7 +248,9 @@ def batches(*paths: Path) -> str:
 
 
 def kinds(*traces: Path) -> str:
-    """The time of a step's kernels by kind, a row for each trace of a GPU."""
+    """The time of a step's kernels by kind, and what computes attention, a row for each trace of a
+    GPU.
+    """
     steps = {name_of(path): step_kernels(path) for path in traces}
     sums = {
         name: step.duration_us.groupby(step.name.map(kernel_names.kind)).sum() / 1e3
@@ -217,10 +261,21 @@ def kinds(*traces: Path) -> str:
     rows = []
     for name, step in steps.items():
         whole = ms[name].sum()
-        rows.append([name, len(step), whole, *(100 * ms[name] / whole)])
-    return tables.markdown(
-        ["trace", "kernels", "ms of all", *(f"{kind} %" for kind in ms.index)], rows
-    )
+        rows.append([name, len(step), whole, backend(step.name), *(100 * ms[name] / whole)])
+    header = ["trace", "kernels", "ms of all", "attention by"]
+    return tables.markdown([*header, *(f"{kind} %" for kind in ms.index)], rows)
+
+
+def backend(kernels: Iterable[str]) -> str:
+    """What computes attention, by the names of a step's kernels: BACKENDS, or products and softmax
+    ("math").
+    """
+    attention = {name for name in kernels if kernel_names.kind(name) == "attention"}
+    names = []
+    for name, pattern in BACKENDS.items():
+        if any(re.search(pattern, kernel) for kernel in attention):
+            names.append(name)
+    return ", ".join(names) or ("unknown" if attention else "math")
 
 
 def name_of(trace: Path) -> str:

@@ -2,18 +2,20 @@
 # Measures the versions, their kernels and their peers on this machine, for the documents. Some parts need a GPU.
 #
 #     results/measure_versions.sh NAME PARTS PRESET:STEPS...
-#     results/measure_versions.sh h100 ablation,peers,kernels tiny:100 small:100 medium:40
+#     results/measure_versions.sh h100 ablation,versions,kernels tiny:100 small:100 medium:40
 #
 # PARTS, and the files that they write into results/NAME:
 #
 #     v1          v1_PRESET.json, v1_PRESET_profile.json.gz    Version 1, fp32, with its phases
 #     ablation    v2_ablation_PRESET_PRECISION.json    all 16 combinations of fusions, interleaved
-#     captured    captured_PRESET_PRECISION.json       versions with and without a captured step (GPU)
-#     peers       peers_PRESET_PRECISION.json          all versions and external baselines (GPU)
+#     versions    versions_PRESET_PRECISION.json       all versions and external baselines, also captured (GPU)
+#     determinism determinism_PRESET_PRECISION.json    versions with and without deterministic algorithms (GPU)
+#     peer_traces traces/peer_NAME_PRESET.json.gz      two steps of each external baseline, bf16 (GPU)
 #     formats     format_PRESET_{bf16,fp8}.json        Version 4's products in both formats (GPU)
 #     sequence    sequence_memory.json                 peak memory over the sequence length, fp32, tiny
 #     kernels     kernels_*.json                       Version 3's kernels and their peers, bf16 (GPU)
 #
+# PRECISIONS="bf16" in the environment leaves fp32 out. At medium and large a step is timed for 10 s after 10 s of load.
 # A study that is stopped leaves FILE.interrupted, and ends the script. The exit code is 1 if a model failed.
 set -euo pipefail
 if [ $# -lt 3 ]; then
@@ -59,18 +61,36 @@ ablation() {
 }
 
 at_the_preset() { # TARGET MODELS
+    local duration=(--metrics throughput,memory)
+    case $preset in medium | large)
+        duration=(--metrics throughput,memory,energy --load-seconds 10 --timed-seconds 10) ;;
+    esac
     keep benchmark.json "$1_$case.json" python $v2/benchmark_suite.py "${sizes[@]}" --batch-sizes preset --seq-lengths preset \
-        --num-steps "$steps" --metrics throughput,memory --repeats 3 --models "$2"
+        --num-steps "$steps" "${duration[@]}" --repeats 3 --models "$2"
 }
 
-captured() {
-    at_the_preset captured v1,v1-captured,v2,v2-captured,v2-compile,v2-compile-captured,v3,v3-captured
-}
-
-peers() {
-    local models=v1,v2,v2-compile,v3,v4,hf,hf-compile,liger,liger-compile-captured,captured
+versions() {
+    local models=v1,v1-captured,v2,v2-captured,v2-compile,v2-compile-captured,v3,v3-captured,v4
+    models+=,hf,hf-compile,hf-compile-captured,liger,liger-compile-captured,captured
     [ "$precision" = fp32 ] || models+=,captured-bf16
-    at_the_preset peers "$models"
+    at_the_preset versions "$models"
+}
+
+determinism() {
+    local model models=()
+    for model in v1 v2-captured v2-compile-captured v3-captured v4; do
+        models+=("$model" "$model-deterministic")
+    done
+    at_the_preset determinism "$(IFS=,; echo "${models[*]}")"
+}
+
+peer_traces() {
+    local models=hf,hf-compile,hf-compile-captured,liger,liger-compile-captured,captured,captured-bf16
+    mkdir -p "$out/traces"
+    for run in "$@"; do
+        python $v2/benchmark_suite.py --preset "${run%:*}" --use-amp --batch-sizes preset --seq-lengths preset --num-steps 1 \
+            --metrics throughput,memory --repeats 1 --models $models --trace-dir "$out/traces" --output-dir "$work"
+    done
 }
 
 formats() {
@@ -108,9 +128,9 @@ for part in $parts; do
     declare -F "$part" >/dev/null || { echo "error: there is no part '$part'" >&2; exit 2; }
 done
 for part in $parts; do
-    case $part in v1 | formats | sequence | kernels) "$part" "$@"; continue ;; esac
+    case $part in v1 | formats | sequence | kernels | peer_traces) "$part" "$@"; continue ;; esac
     for run in "$@"; do
-        for precision in fp32 bf16; do
+        for precision in ${PRECISIONS:-fp32 bf16}; do
             preset=${run%:*} steps=${run#*:}
             case=${preset}_$precision sizes=(--preset "$preset")
             [ "$precision" = fp32 ] || sizes+=(--use-amp)

@@ -2,31 +2,33 @@
 turn.
 
 A cell is a model at a batch size and a sequence length. Its process builds the model with random
-weights, checks that every parameter gets a gradient, takes a few training steps that do not count
-(they compile), and then times steps on one batch. The repeats of a shape take turns (a, b, a, b),
-so that a slow spell of the machine affects all models. Peak memory is the maximum over the timed
-steps: of PyTorch's allocator on a GPU, without its reserve and the CUDA context, of the whole
-process on a CPU.
+weights, checks that every parameter gets a gradient, takes training steps that do not count (they
+compile, and load the GPU), and then times steps on one batch. The repeats of a shape take turns (a,
+b, a, b), so that a slow spell of the machine affects all models. Peak memory is the maximum over
+the timed steps: of PyTorch's allocator on a GPU, without its reserve and the CUDA context, of the
+whole process on a CPU.
+
+A GPU that reaches its power limit lowers its clock after some seconds. So large steps are timed for
+seconds, after as many of load. Clock, power, temperature and energy are those of the timed steps.
 
 Accuracy is measured at the smallest shape only: the errors of logits and gradients against the
 baseline in float64 (`studies.accuracy`), in the benchmark's precision.
 """
 
 import importlib.metadata
-import time
 from argparse import Namespace
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from common import cli, nvml, weights
 from common import device as devices
 from common.options import Options
 from common.precision import SHORT, Precision, amp_dtype
 from common.timing import benchmark, summarize
-from common.training import capture, preparation, record, study_step
+from common.training import capture, ceilings, preparation, profiler, record, study_step
 from studies import accuracy, job_runner, version_files
 from studies.peers import known_models
 from studies.peers.known_models import Model
@@ -39,11 +41,22 @@ from tracepage.views.benchmark_suite import place, reason
 
 import torch
 
-WARMUP = 3  # training steps before the timed ones
+WARMUP = 4  # training steps before the timed ones, at least
+TRACED = 2  # steps
 FAILED = ("failed", "timed out")  # otherwise than by memory
 Job = tuple[dict[str, Any], Callable[[], Any]]  # a cell, and what a process measures of it
-# The counter is updated every 20 to 100 ms, so they are at most 100 ms too many or too few: 0.5%.
-ENERGY_SECONDS = 20
+# The counter is updated every 20 to 100 ms, so they are at most 100 ms too many or too few: 1%.
+ENERGY_SECONDS = 10
+
+
+class Timing(NamedTuple):
+    """How long a process runs its steps, and what else it measures of them."""
+
+    steps: int  # timed, at least
+    load_seconds: float = 0.0  # of steps before them, at least
+    timed_seconds: float = 0.0  # of timed steps, at least
+    energy: bool = False
+    trace_dir: Path | None = None  # for a trace of two further steps
 
 
 def plan(arguments: Namespace, known: dict[str, Model]) -> tuple[list[Model], list[Options]]:
@@ -86,6 +99,7 @@ def measure(
     exit code is that of `run_jobs`.
     """
     smallest = shapes[0]
+    timing = timing_of(arguments)
     precision = SHORT[amp_dtype(smallest) or torch.float32]
     packages: set[str] = set()
     for model in models:
@@ -103,7 +117,9 @@ def measure(
         "metrics": arguments.metrics,
         "batch_sizes": sorted({*arguments.batch_sizes}),
         "sequence_lengths": sorted({*arguments.seq_lengths}),
-        "steps": arguments.num_steps,
+        "steps": timing.steps,
+        "load_seconds": timing.load_seconds,
+        "timed_seconds": timing.timed_seconds,
         "repeats": arguments.repeats,
         "cells": [],
         "accuracy": [],
@@ -115,19 +131,25 @@ def measure(
             measured["accuracy"].append(cell)
             jobs.append((cell, partial(errors, model, baseline, smallest)))
     if arguments.metrics != ["accuracy"]:
-        energy = "energy" in arguments.metrics
         for shape in shapes:
             turn: list[Job] = []
             for model in models:
                 cell = new_cell(model, shape) | {"runs": []}
                 measured["cells"].append(cell)
-                turn.append((cell, partial(speed, model, shape, arguments.num_steps, energy)))
+                turn.append((cell, partial(speed, model, shape, timing)))
             jobs += turn * arguments.repeats
 
     def in_a_process(work: Callable[[], Any]) -> job_runner.Outcome:
         return job_runner.in_a_process(work, smallest.device, arguments.timeout)
 
     return run_jobs(jobs, measured, path, in_a_process)
+
+
+def timing_of(arguments: Namespace) -> Timing:
+    """The flags; energy is counted over ENERGY_SECONDS at least."""
+    energy = "energy" in arguments.metrics
+    timed = max(arguments.timed_seconds, ENERGY_SECONDS if energy else 0)
+    return Timing(arguments.num_steps, arguments.load_seconds, timed, energy, arguments.trace_dir)
 
 
 def run_jobs(
@@ -211,9 +233,9 @@ def built(model: Model, options: Options) -> tuple[preparation.Prepared, Precisi
     return prepared, precision
 
 
-def speed(model: Model, options: Options, count: int, energy: bool = False) -> Timed:
-    """Times of `count` steps, peak memory, and joules if asked for; the weights are random, and not
-    the seed's.
+def speed(model: Model, options: Options, timing: Timing) -> Timed:
+    """Times of steps, peak memory, the GPU's state meanwhile, and what a call costs the host; the
+    weights are random, and not the seed's.
     """
     device = devices.select(options.device)
     with weights.drawn_on(device):
@@ -223,32 +245,29 @@ def speed(model: Model, options: Options, count: int, energy: bool = False) -> T
     def step() -> None:
         prepared.step(batch)
 
-    for _ in range(WARMUP):
-        step()
-    devices.synchronize(device)
+    benchmark(step, device, warmup=0, iterations=WARMUP, seconds=timing.load_seconds)
     devices.reset_peak_memory(device)
-    times = benchmark(step, device, warmup=1, iterations=count)
-    result: dict[str, Any] = {"step_ms": summarize(times)}
+    joules = nvml.joules() if timing.energy else 0.0
+    with nvml.sampled(device) as state:
+        times = benchmark(step, device, 0, timing.steps, timing.timed_seconds)
+    result: dict[str, Any] = {"step_ms": summarize(times), **state}
+    if timing.energy:
+        result["joules"] = (nvml.joules() - joules) / len(times)
     result |= devices.peak_memory(device, prepared.graph_peak_bytes)
     no_kernels = getattr(prepared.model, "switches", {}).get("no-kernels")
     if no_kernels:
         result["no_kernels"] = no_kernels
-    if energy:
-        result["joules"] = joules_a_step(step, device)
+    result["host_us"] = ceilings.host_cost(device) if devices.is_gpu(device) else None
+    if timing.trace_dir:
+        path = trace_path(timing.trace_dir, model, options)
+        profiler.trace(step, path, TRACED, shapes=False)
     return cast(Timed, result)
 
 
-def joules_a_step(step: Callable[[], object], device: torch.device) -> float:
-    """What the GPU draws for a step, its idle power included, over ENERGY_SECONDS of steps."""
-    steps = 0
-    before = nvml.joules()
-    end = time.perf_counter() + ENERGY_SECONDS
-    while time.perf_counter() < end:
-        for _ in range(10):
-            step()
-        devices.synchronize(device)
-        steps += 10
-    return (nvml.joules() - before) / steps
+def trace_path(folder: Path, model: Model, options: Options) -> Path:
+    """That of a version at `small` is v2_compile_small.json.gz, and that of a peer peer_hf_..."""
+    kind = "" if model.path else "peer_"
+    return folder / f"{kind}{model.name.replace('-', '_')}_{options.preset}.json.gz"
 
 
 def errors(model: Model, baseline: Model, options: Options) -> dict[str, Any]:

@@ -41,6 +41,9 @@ def benchmark(config: Path, **changes) -> Namespace:
         batch_sizes=[4, 2],
         seq_lengths=[8],
         num_steps=2,
+        load_seconds=0.0,
+        timed_seconds=0.0,
+        trace_dir=None,
         repeats=2,
         timeout=900,
     )

@@ -20,6 +20,9 @@ Models:
 
 FP8, Liger and capture need a GPU. The metric energy needs an NVIDIA GPU.
 
+A large GPU lowers its clock under load. `--load-seconds 10 --timed-seconds 10` times what it
+sustains.
+
 Writes benchmark.json (measured), and from it benchmark.csv and .md, into --output-dir. The exit
 code is 1 if a model failed for another reason than memory, and the other models are measured all
 the same.
@@ -33,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root of this
 from common import cli
 from studies import benchmark, version_files
 from studies.peers import known_models
-from tracepage.files import writable_file
+from tracepage.files import writable_file, writable_folder
 from tracepage.views.benchmark_suite import render_benchmark
 
 AVAILABLE = "available"
@@ -60,6 +63,11 @@ def main() -> int:
     metrics = "throughput,memory,accuracy"
     add("--metrics", type=names, default=metrics, help="or: energy (default: the others)")
     add("--num-steps", type=cli.positive, default=5, help="timed, in each process (default: 5)")
+    load = "steps before the timed ones, for at least so long (default: 0)"
+    add("--load-seconds", type=cli.amount, default=0.0, help=load)
+    timed = "timed steps, for at least so long; --metrics energy: 10 (default: 0)"
+    add("--timed-seconds", type=cli.amount, default=0.0, help=timed)
+    add("--trace-dir", type=Path, metavar="DIR", help="keep a trace of two steps of each model")
     add("--repeats", type=cli.positive, default=3, help="processes a cell, in turn (default: 3)")
     add("--timeout", type=cli.positive, default=600, help="seconds of a process (default: 600)")
     cli.add_output_dir(parser, "benchmark_suite")
@@ -71,6 +79,8 @@ def main() -> int:
     if options.models == [AVAILABLE]:
         options.models = known_models.available(options, known)
     models, shapes = benchmark.plan(options, known)
+    if options.trace_dir:
+        writable_folder(options.trace_dir, "--trace-dir")
     path = writable_file(options.output_dir / "benchmark.json", "--output-dir", (options.config,))
     code = benchmark.measure(options, models, shapes, next(iter(known.values())), path)
     print(f"\n{render_benchmark(path).publish(options.output_dir, 'benchmark')}")

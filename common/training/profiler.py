@@ -31,14 +31,17 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 def exported(profile: torch.profiler.profile, path: Path) -> None:
     """Writes the Chrome trace, first under a plain name, which the profiler puts into the JSON."""
     with tempfile.TemporaryDirectory() as folder:
-        profile.export_chrome_trace(f"{folder}/trace.json")
-        shutil.move(f"{folder}/trace.json", path)
+        plain = f"{folder}/trace{''.join(path.suffixes)}"
+        profile.export_chrome_trace(plain)
+        shutil.move(plain, path)
 
 
-def trace(step: Callable[[], object], path: Path, active: int = 1) -> None:
-    """Writes the Chrome trace of `active` calls of a step, after a warm-up of one."""
+def trace(step: Callable[[], object], path: Path, active: int = 1, shapes: bool = True) -> None:
+    """Writes the Chrome trace of `active` calls of a step, after a warm-up of one; packed if the
+    path ends in .gz.
+    """
     with torch.profiler.profile(
-        record_shapes=True,
+        record_shapes=shapes,
         acc_events=True,
         schedule=torch.profiler.schedule(wait=0, warmup=1, active=active, repeat=1),
         on_trace_ready=lambda profile: exported(profile, path),

@@ -22,6 +22,24 @@ def test_a_benchmark_leaves_out_its_warm_up_and_a_summary_has_the_percentiles():
     }
 
 
+def test_a_benchmark_by_time_goes_on_until_its_seconds_are_over(monkeypatch):
+    """On a clock that each call advances by a second; the host is never more than AHEAD calls ahead
+    of the device.
+    """
+    now = [0.0]
+    waited = []
+
+    def work() -> None:
+        now[0] += 1.0
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing.Clock, "wait", lambda self, mark: waited.append(mark))
+    times = timing.benchmark(work, CPU, warmup=0, iterations=2, seconds=9.5)
+    assert times == [1e3] * 10
+    assert waited[:2] == [1, 3] and 10 - timing.AHEAD == 2
+    assert len(timing.benchmark(work, CPU, warmup=0, iterations=12, seconds=9.5)) == 12
+
+
 def test_the_phases_are_cut_where_their_spans_begin_and_end(monkeypatch):
     """A clock that counts seconds: forward takes 3, backward 5, the optimizer 2, and 1 lies between
     the last two.

@@ -34,12 +34,26 @@ def test_a_picture_of_the_documents_is_drawn_for_who_can_see_it_and_who_cannot(n
 
 def test_a_picture_is_out_of_date_when_its_numbers_have_changed(tmp_path):
     file = tmp_path / "ladder.svg"
-    records.peers(tmp_path / "peers_tiny_bf16.json", v1=20.0, v4=1.0)
-    before = pictures.ladder(tmp_path)
+    study = tmp_path / "versions_tiny_bf16.json"
+    records.peers(study, v1=20.0, v4=1.0)
+    before = pictures.ladder(study)
     assert not before.is_current(file)
     file.write_text(before.svg())
-    records.peers(tmp_path / "peers_tiny_bf16.json", v1=21.0, v4=1.0)
-    assert before.is_current(file) and not pictures.ladder(tmp_path).is_current(file)
+    records.peers(study, v1=21.0, v4=1.0)
+    assert before.is_current(file) and not pictures.ladder(study).is_current(file)
+
+
+def test_a_ladder_says_what_1x_is_in_each_panel(tmp_path):
+    """Version 1 waits for its host at tiny, and at small was not captured; FP8 is another mode."""
+    tiny = tmp_path / "versions_tiny_bf16.json"
+    small = tmp_path / "versions_small_bf16.json"
+    records.peers(tiny, v1=20.0, v1_captured=4.0, v4=1.0)
+    records.peers(small, v1=20.0, v4=5.0, v4_fp8=1.0)
+    picture = pictures.ladder(tiny, small)
+    assert [reference for reference, _ in picture.numbers.values()] == ["v1-captured", "v1"]
+    assert "The fastest: tiny: v4 4x v1-captured, small: v4 4x v1" in picture.description
+    shown = texts(picture.svg())
+    assert "1x: v1-captured" in shown and "1x: v1" in shown and "0.2x" in shown
 
 
 def test_memory_agrees_with_the_formulas_at_its_four_moments():

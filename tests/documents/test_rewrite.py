@@ -16,9 +16,9 @@ def repository(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     for name in ("gpu", "pictures", "pages"):
         (tmp_path / name).mkdir()
-    peers(tmp_path / "gpu" / "peers_tiny_bf16.json", v1=20.0, v4=1.0)
+    peers(tmp_path / "gpu" / "versions_tiny_bf16.json", v1=20.0, v4=1.0)
     page = tmp_path / "pages" / "page.md"
-    picture = "<!-- picture: ladder gpu -->\nold\n<!-- /picture -->"
+    picture = "<!-- picture: ladder gpu/versions_*.json -->\nold\n<!-- /picture -->"
     page.write_text(
         f"Before\n{picture}\nAfter\n<!-- table: formula_tables.presets -->\n<!-- /table -->\n"
     )
@@ -50,7 +50,7 @@ def test_a_check_changes_nothing_and_fails_until_the_documents_are_rewritten(
     rewrite.main()
     text = repository.read_text()
     assert (
-        text.startswith("Before\n<!-- picture: ladder gpu -->\n\n![Speed-up over v1")
+        text.startswith("Before\n<!-- picture: ladder gpu/versions_*.json -->\n\n![Speed-up of all")
         and "After" in text
     )
     assert (

@@ -4,7 +4,6 @@ import gzip
 import json
 from pathlib import Path
 
-from common import ROOT
 from documents import versions
 from tests import records
 from tests.conftest import cells
@@ -32,35 +31,55 @@ def suite(path: Path, spread: tuple[float, ...] = (1.0, 0.0, -0.5), **models: fl
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
-    """Two presets in bf16 and one in fp32; the first version was measured in two files of tiny."""
-    suite(tmp_path / "peers_tiny_fp32.json", v2=3.0)
-    suite(tmp_path / "peers_tiny_bf16.json", v4=2.0, v1=8.0, captured_bf16=3.0, v4_fp8=1.0)
-    suite(
-        tmp_path / "peers_small_bf16.json",
-        v1=6.0,
-        v4=4.0,
-        liger="failed",
-        liger_compile_captured=3.5,
-    )
-    suite(tmp_path / "captured_tiny_bf16.json", v1=9.0, v1_captured=4.0, v2_captured=1.0)
-    return tmp_path
+def cases(tmp_path) -> list[Path]:
+    """Two presets in bf16 and one in fp32. At tiny Version 1 waits for its host, and at small it did
+    not fit.
+    """
+    paths = []
+    for case in ("tiny_fp32", "tiny_bf16", "small_bf16"):
+        paths.append(tmp_path / f"versions_{case}.json")
+    tiny = {"v1": 9.0, "v1_captured": 4.0, "v4": 2.0, "captured_bf16": 3.0, "v4_fp8": 1.0}
+    suite(paths[0], v2=3.0)
+    suite(paths[1], **tiny, v2_captured=3.0)
+    suite(paths[2], v1="out of memory", v2=6.0, v4=4.0, liger="failed", hf_compile_captured=3.5)
+    for path in paths[:1]:
+        study = json.loads(path.read_text())
+        write_json(path, study | {"precision": {"compute": "fp32"}})
+    for path in paths[1:]:
+        study = json.loads(path.read_text())
+        write_json(path, study | {"precision": {"compute": "bf16"}})
+    return paths
 
 
-def test_versions_show_how_many_times_faster_than_the_first_they_are(folder):
-    """Of the versions only the first is shown captured, and none in FP8."""
-    assert cells(versions.versions(folder)) == [
-        ["model", "tiny, bf16, 8 x 128", "small, bf16, 8 x 128"],
-        ["v1", "8.75 (7.5 to 10), 0.50", "6 (5.5 to 7), 0.50"],
-        ["v1-captured", "4 (3.5 to 5), 2.19x, 0.50", ""],
-        ["v4", "2 (1.5 to 3), 4.38x, 0.50", "4 (3.5 to 5), 1.5x, 0.50"],
+def test_versions_are_held_against_the_fastest_form_of_the_first_that_fits(cases):
+    assert cells(versions.versions(*cases[1:])) == [
+        ["model", "tiny, bf16, 8 x 128 (n = 3)", "small, bf16, 8 x 128 (n = 3)"],
+        ["v1", "9 (8.5 to 10), 0.444x, 0.50", ""],
+        ["v1-captured", "4 (3.5 to 5), 1x, 0.50", ""],
+        ["v2", "", "6 (5.5 to 7), 1x, 0.50"],
+        ["v2-captured", "3 (2.5 to 4), 1.33x, 0.50", ""],
+        ["v4", "2 (1.5 to 3), 2x, 0.50", "4 (3.5 to 5), 1.5x, 0.50"],
     ]
-    assert versions.ratio([7.5, 10.0], [1.5, 3.0]) == pytest.approx((8.75 / 2.25, 2.5, 10 / 1.5))
+    tiny = versions.read_cases(cases[1:2])[0]
+    assert tiny.ratio("v1-captured", "v4") == pytest.approx((2, 3.5 / 3, 5 / 1.5))
 
 
-def test_all_models(folder):
-    header, *found = cells(versions.versions_and_peers(folder))
-    assert header == ["model", "tiny, fp32, 8 x 128", "tiny, bf16, 8 x 128", "small, bf16, 8 x 128"]
+@pytest.mark.parametrize("captured, reference", [(8.9, "v1-captured"), (9.1, "v1")])
+def test_the_reference_is_captured_where_its_step_waits_for_the_host(captured, reference, tmp_path):
+    """For more than a tenth of it."""
+    path = tmp_path / "versions_tiny_bf16.json"
+    suite(path, (0.0,), v1=10.0, v1_captured=captured)
+    assert versions.read_cases([path])[0].reference() == reference
+
+
+def test_all_models(cases):
+    header, *found = cells(versions.versions_and_peers(*cases))
+    assert [head.partition(" (")[0] for head in header] == [
+        "model",
+        "tiny, fp32, 8 x 128",
+        "tiny, bf16, 8 x 128",
+        "small, bf16, 8 x 128",
+    ]
     assert [row[0] for row in found] == [
         "v1",
         "v1-captured",
@@ -69,27 +88,86 @@ def test_all_models(folder):
         "v4",
         "v4-fp8",
         "captured-bf16",
+        "hf-compile-captured",
         "liger",
-        "liger-compile-captured",
     ]
-    assert found[2] == ["v2", "3 (2.5 to 4), 0.50", "", ""] and found[7] == ["liger", "", "", ""]
+    assert found[2] == ["v2", "3 (2.5 to 4), 1x, 0.50", "", "6 (5.5 to 7), 1x, 0.50"]
+    assert found[-1] == ["liger", "", "", ""]
 
 
-def test_a_range_that_cannot_be_seen_is_not_shown(tmp_path):
-    suite(tmp_path / "peers_tiny_bf16.json", (0.001, 0.0), v1=20.0, v4=0.1)
-    assert [row[1] for row in cells(versions.versions(tmp_path))[1:]] == [
-        "20, 0.50",
+def test_one_process_is_not_shown_as_agreement(tmp_path):
+    """A range that cannot be seen is not shown either."""
+    path = tmp_path / "versions_tiny_bf16.json"
+    suite(path, (0.001, 0.0), v1=20.0, v4=0.1, v2=5.0)
+    study = json.loads(path.read_text())
+    del study["cells"][-1]["runs"][1:]
+    write_json(path, study)
+    header, *found = cells(versions.versions(path))
+    assert header[1] == "tiny, fp32, 8 x 128 (n = 2)"
+    assert [row[1] for row in found] == [
+        "20, 1x, 0.50",
+        "5 (n = 1), 4x, 0.50",
         "0.101 (0.1 to 0.101), 199x, 0.50",
     ]
 
 
-def test_limits_have_the_step_with_and_without_launches_up_to_a_version(folder):
-    """Version 1 at tiny: 8.75 ms with a launch for each of its 5 kernels, 4 ms captured."""
-    (folder / "traces").mkdir()
-    (folder / "traces/v1_tiny.json.gz").write_bytes(gzip.compress(json.dumps(gpu_trace()).encode()))
-    header, *rows = cells(versions.limits(folder, Path("version4_last")))
+def test_a_ratio_is_of_one_mode_and_a_table_of_one_study_a_case(cases, tmp_path):
+    mixed = tmp_path / "versions_medium_bf16.json"
+    suite(mixed, v1=9.0, v1_deterministic=10.0)
+    with pytest.raises(UsageError, match="v1 and v1-deterministic are of different modes"):
+        versions.versions(mixed)
+    again = tmp_path / "peers_small_bf16.json"
+    again.write_bytes(cases[2].read_bytes())
+    with pytest.raises(UsageError, match="second benchmark of small, bf16, 8 x 128"):
+        versions.versions(*cases, again)
+    study = json.loads(again.read_text())
+    study["cells"][0]["batch_size"] = 4
+    write_json(again, study)
+    with pytest.raises(UsageError, match="has several shapes"):
+        versions.versions(again)
+
+
+@pytest.mark.parametrize("change", [{"device": "name"}, {"environment": "torch"}])
+def test_a_table_is_of_one_device_and_one_pytorch(change, cases):
+    study = json.loads(cases[2].read_text())
+    [(part, key)] = change.items()
+    study[part][key] = "another"
+    write_json(cases[2], study)
+    with pytest.raises(UsageError, match="small_bf16.json is of another device or PyTorch"):
+        versions.versions(*cases)
+
+
+def test_the_price_of_determinism_is_a_ratio_within_one_study(tmp_path):
+    path = tmp_path / "determinism_small_bf16.json"
+    models = {"v1": 8.0, "v1_deterministic": 10.0, "v4": 2.0, "v2_captured": 4.0}
+    suite(path, (0.0, 0.0, 0.0), **models, v2_captured_deterministic=4.0)
+    header, *rows = cells(versions.determinism(path))
+    assert header == ["size", "n", "model", "ms", "deterministic, ms", "price, %"]
+    assert rows == [
+        ["small", "3", "v1", "8", "10", "25"],
+        ["small", "3", "v2-captured", "4", "4", "0"],
+    ]
+
+
+def test_a_table_says_what_a_launch_costs_its_host(tmp_path):
+    path = tmp_path / "versions_tiny_bf16.json"
+    suite(path, v1=8.0)
+    study = json.loads(path.read_text())
+    for launch, run in zip((5.0, 6.0, 9.0), study["cells"][0]["runs"], strict=True):
+        run["host_us"] = {"launch": launch, "mm": 2 * launch}
+    write_json(path, study)
+    assert "; this host: 6 us a launch, 12 us an mm; " in versions.versions(path)
+
+
+def test_limits_have_the_step_with_and_without_launches_up_to_a_version(cases, tmp_path):
+    """Version 1 at tiny: 9 ms with a launch for each of its 5 kernels, 4 ms captured."""
+    (tmp_path / "traces").mkdir()
+    trace = gzip.compress(json.dumps(gpu_trace()).encode())
+    (tmp_path / "traces/v1_tiny.json.gz").write_bytes(trace)
+    header, *rows = cells(versions.limits(*cases, Path("version4_last")))
     assert header == [
         "size",
+        "n",
         "model",
         "kernels",
         "step, us per kernel",
@@ -97,30 +175,37 @@ def test_limits_have_the_step_with_and_without_launches_up_to_a_version(folder):
         "captured, ms",
         "waits for the host, %",
     ]
-    assert rows == [
-        ["tiny", "v1", "5", "1,750", "8.75", "4", "54.3"],
-        ["tiny", "v4", "", "", "", "2", ""],
+    assert rows[:2] == [
+        ["tiny", "3", "v1", "5", "1,800", "9", "4", "55.6"],
+        ["tiny", "3", "v4", "", "", "", "2", ""],
     ]
-    assert cells(versions.limits(folder, Path("version3_before")))[1:] == rows[:1]
+    assert cells(versions.limits(*cases, Path("version3_before")))[1:] == rows[:1]
 
 
 def test_kinds_have_their_shares_in_the_time_of_a_step_s_kernels(tmp_path):
-    path = tmp_path / "v1_tiny.json.gz"
+    path = tmp_path / "peer_hf_tiny.json.gz"
     path.write_bytes(gzip.compress(json.dumps(gpu_trace()).encode()))
     header, row = cells(versions.kinds(path))
-    assert header == ["trace", "kernels", "ms of all", "matrix products %", "other %", "copies %"]
-    assert row == ["v1, tiny", "5", "0.105", "57.1", "33.3", "9.52"]  # 60, 35 and 10 us
+    shares = ["matrix products %", "other %", "copies %"]
+    assert header == ["trace", "kernels", "ms of all", "attention by", *shares]
+    # 60, 35 and 10 us
+    assert row == ["peer, hf, tiny", "5", "0.105", "math", "57.1", "33.3", "9.52"]
 
 
-def test_benchmarks_of_one_case_are_of_one_device(tmp_path):
-    for name in ("peers_small_bf16.json", "captured_small_bf16.json"):
-        study = json.loads((ROOT / "results/h200" / name).read_text())
-        study["device"] |= {"name": "NVIDIA H100"} if name.startswith("captured") else {}
-        (tmp_path / name).write_text(json.dumps(study))
-    with pytest.raises(UsageError, match="small_bf16.json is of another device or model"):
-        versions.versions(tmp_path)
-    with pytest.raises(UsageError, match="has no peers_PRESET_FORMAT.json"):
-        versions.versions(tmp_path / "..")
+@pytest.mark.parametrize(
+    "kernels, backend",
+    [
+        (["cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16"], "cuDNN"),
+        (["void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64> >(int)"], "flash"),
+        (["fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention)"], "memory-efficient"),
+        (["_flash_attention_forward", "_short_attention_backward"], "Triton"),
+        (["cudnn_sdpa_fprop", "_short_attention_backward", "gemm"], "cuDNN, Triton"),
+        (["gemm", "softmax_warp_forward"], "math"),
+        (["my_attention_kernel"], "unknown"),
+    ],
+)
+def test_the_backend_of_attention_is_told_by_the_names_of_its_kernels(kernels, backend):
+    assert versions.backend(kernels) == backend
 
 
 def test_curves_show_how_far_the_others_have_come(tmp_path):

@@ -3,6 +3,7 @@ process does.
 """
 
 import signal
+from types import SimpleNamespace
 
 from studies import benchmark, job_runner
 from studies.peers import external_baselines, known_models
@@ -11,6 +12,7 @@ from tests.conftest import ROOT
 from tests.records import record
 from tracepage.errors import UsageError
 from tracepage.files import read_json, schema_of
+from tracepage.readers import chrome_trace
 from tracepage.records.study_files import Benchmark
 from tracepage.views import benchmark_suite
 
@@ -150,15 +152,45 @@ def test_energy_needs_a_counter(config):
         benchmark.plan(study_options.benchmark(config, metrics=["energy"]), KNOWN)
 
 
-def test_joules_a_step(monkeypatch):
-    """With a counter that each step raises by two joules."""
+def test_energy_is_that_of_the_timed_steps(config, monkeypatch):
+    """With a counter that each step raises by two joules. Steps of load come before, and a trace
+    after.
+    """
     steps = []
-    monkeypatch.setattr(benchmark, "ENERGY_SECONDS", 0.01)
+    durations = []
+    step = SimpleNamespace(step=lambda batch: steps.append(0), model=None, graph_peak_bytes=0)
+
+    def timed(function, device, warmup, iterations, seconds):
+        durations.append(seconds)
+        return [function() or 1.5 for _ in range(iterations)]
+
+    monkeypatch.setattr(benchmark, "built", lambda model, options: (step, None))
+    monkeypatch.setattr(benchmark, "benchmark", timed)
     monkeypatch.setattr(benchmark.nvml, "joules", lambda: 7.0 + 2 * len(steps))
-    assert (
-        benchmark.joules_a_step(lambda: steps.append(0), torch.device("cpu")) == 2
-        and len(steps) > 1
-    )
+    arguments = study_options.benchmark(config, load_seconds=3.0, timed_seconds=5.0)
+    arguments.metrics = ["throughput", "energy"]
+    timing = benchmark.timing_of(arguments)
+    run = benchmark.speed(KNOWN["v1"], study_options.resolved(config), timing)
+    assert run["joules"] == 2 and run["step_ms"]["count"] == arguments.num_steps
+    assert durations == [3, benchmark.ENERGY_SECONDS]
+    arguments.metrics = ["throughput"]
+    assert benchmark.timing_of(arguments)[:4] == (arguments.num_steps, 3, 5, False)
+    # On a CPU:
+    assert run["host_us"] is run["watts"] is run["clock_mhz"] is run["celsius"] is None
+
+
+def test_a_trace_is_named_by_its_model_and_preset(config, tmp_path):
+    options = study_options.resolved(config)
+    path = benchmark.trace_path(tmp_path, KNOWN["v2-compile"], options)
+    assert path == tmp_path / "v2_compile_tiny.json.gz"
+    path = benchmark.trace_path(tmp_path, KNOWN["hf"], options)
+    assert path == tmp_path / "peer_hf_tiny.json.gz"
+
+
+def test_a_trace_of_two_steps_is_kept(config, tmp_path):
+    timing = benchmark.Timing(1, trace_dir=tmp_path)
+    benchmark.speed(KNOWN["v1"], study_options.resolved(config), timing)
+    assert len(chrome_trace.load(tmp_path / "v1_tiny.json.gz").steps) == 2
 
 
 def test_a_whole_benchmark(execute, config, monkeypatch, tmp_path):

@@ -67,8 +67,8 @@ def test_what_a_study_that_failed_or_was_stopped_measured_is_kept(
     python.chmod(0o755)
     path = f"{python.parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", script, "name", "peers", "tiny:2"], env={**os.environ, "PATH": path}
+        ["bash", script, "name", "versions", "tiny:2"], env={**os.environ, "PATH": path}
     )
     assert done.returncode == code
-    written = [f"peers_tiny_{precision}.json{end}" for precision in precisions]
+    written = [f"versions_tiny_{precision}.json{end}" for precision in precisions]
     assert sorted(path.name for path in (tmp_path / "results/name").iterdir()) == written

@@ -76,6 +76,14 @@ class Ceilings(TypedDict):
     operation_seconds: Amount
     precision: str  # of the matrix product
     work: NotRequired[str]  # what reached these FLOP/s, if no matrix product
+    load_seconds: NotRequired[Amount]  # of the same work before; older records: milliseconds
+
+
+class HostCost(TypedDict):
+    """Microseconds that the host spends on a call of PyTorch, by its median."""
+
+    mm: PositiveAmount  # a matrix product
+    launch: PositiveAmount  # an elementwise operation
 
 
 class PeakMemory(TypedDict):
@@ -91,6 +99,11 @@ class Timed(PeakMemory):
     # Why the version's kernels could not run, so that PyTorch's operations were timed.
     no_kernels: NotRequired[str]
     joules: NotRequired[PositiveAmount]  # of a step
+    # Medians over the timed steps; None where NVML does not tell them.
+    clock_mhz: NotRequired[PositiveAmount | None]
+    watts: NotRequired[PositiveAmount | None]
+    celsius: NotRequired[PositiveAmount | None]
+    host_us: NotRequired[HostCost | None]  # None on a CPU
 
 
 class Header(TypedDict):

@@ -62,7 +62,9 @@ class Benchmark(StudyHeader):
     metrics: Annotated[list[Metric], Field(min_length=1)]
     batch_sizes: PositiveInts
     sequence_lengths: PositiveInts
-    steps: PositiveInt
+    steps: PositiveInt  # timed in each process, at least
+    load_seconds: NotRequired[Amount]  # of steps before the timed ones
+    timed_seconds: NotRequired[Amount]  # of timed steps, at least
     repeats: PositiveInt
     cells: list[BenchmarkCell]  # one for each model and shape, the smallest shape first
     accuracy: list[Accuracy]

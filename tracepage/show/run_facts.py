@@ -2,7 +2,8 @@
 its times; a run's summary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from statistics import median
 from typing import Any
 
 from tracepage.cost import peaks
@@ -54,6 +55,24 @@ def device(record: Mapping[str, Any]) -> str:
     name = record["device"]["name"]
     threads = record["device"].get("threads")
     return f"{name}, {tables.counted(threads, 'thread')}" if threads else name
+
+
+def host(studies: Iterable[Mapping[str, Any]]) -> str:
+    """What a call of PyTorch costs the host of benchmarks, the median of their processes; empty
+    where none recorded it.
+    """
+    costs = []
+    for study in studies:
+        for cell in study.get("cells", []):
+            costs += [run["host_us"] for run in cell.get("runs", []) if run.get("host_us")]
+    if not costs:
+        return ""
+    launch = median(cost["launch"] for cost in costs)
+    mm = median(cost["mm"] for cost in costs)
+    return (
+        f"this host: {tables.format_number(launch)} us a launch, {tables.format_number(mm)} us an "
+        "mm"
+    )
 
 
 def last_loss(run: TimedRun) -> float:

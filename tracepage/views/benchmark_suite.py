@@ -18,6 +18,7 @@ from tracepage.show.report import Report
 import pandas
 
 SHAPE = {"model": "model", "batch_size": "B", "sequence_length": "S"}  # key: head in tables
+STATE = {"clock_mhz": "MHz", "watts": "W", "celsius": "C"}  # the same, of the GPU
 COLUMNS = (
     *SHAPE,
     "status",
@@ -82,9 +83,12 @@ def add_conditions(report: Report, measured: Benchmark) -> None:
         conditions.append(", ".join(packages))
     report.text(
         f"{'; '.join(conditions)}. Numbers are medians. Processes of each cell: "
-        f"{measured['repeats']}; timed steps in each: {measured['steps']}.",
+        f"{measured['repeats']}; timed steps in each: {duration(measured)}.",
         f"Made by `{measured['command']}` on {measured['date']}.",
     )
+    host = run_facts.host([measured])
+    if host:
+        report.text(f"{host[0].upper()}{host[1:]}.")
     without = {}
     for cell in measured["cells"]:
         for run in cell["runs"]:
@@ -96,6 +100,15 @@ def add_conditions(report: Report, measured: Benchmark) -> None:
             f"No Triton kernels in {', '.join(without)}: {why}. PyTorch's operations were measured "
             "in their place."
         )
+
+
+def duration(measured: Benchmark) -> str:
+    """How many steps each process timed, or for how long."""
+    seconds = measured.get("timed_seconds")
+    if not seconds:
+        return str(measured["steps"])
+    load = measured.get("load_seconds", 0)
+    return f"at least {measured['steps']} and {seconds:g} s, after {load:g} s of load"
 
 
 def add_tables(report: Report, measured: Benchmark, rows: Rows) -> None:
@@ -116,6 +129,10 @@ def add_tables(report: Report, measured: Benchmark, rows: Rows) -> None:
             if row["ms"]
         }
         report.text(*run_facts.noise(noise))
+        states = table_rows(rows, *STATE)
+        if any(value is not None for row in states for value in row[len(SHAPE) :]):
+            report.section("GPU during the timed steps", "state")
+            report.table([*heads, *STATE.values()], states)
     if "memory" in metrics:
         kinds = [run["kind"] for cell in measured["cells"] for run in cell["runs"]]
         kind = kinds[0] if kinds else ""
@@ -157,6 +174,9 @@ def results(measured: Benchmark) -> Rows:
                 "processes": ", ".join(f"{run['step_ms']['median']:.4g}" for run in runs),
                 "tokens_per_second": tokens / row["ms"] * 1e3,
             }
+            for name in STATE:
+                known = [run[name] for run in runs if run.get(name) is not None]
+                row[name] = median(known) if known else None
             if "energy" in measured["metrics"]:
                 row["joules"] = median(run["joules"] for run in runs)
                 row["mj_per_token"] = 1e3 * row["joules"] / tokens

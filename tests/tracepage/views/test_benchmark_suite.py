@@ -85,6 +85,22 @@ def test_energy_and_every_process_are_shown(tmp_path):
     ]
 
 
+def test_the_conditions_of_a_sustained_benchmark_are_shown(tmp_path):
+    """Two processes on a host that needs 4 and 6 us for a launch; one could not read its GPU."""
+    measured = records.benchmark_of_shapes() | {"load_seconds": 10.0, "timed_seconds": 12.0}
+    for cell in measured["cells"]:
+        for run, launch in zip(cell["runs"], (4.0, 6.0), strict=False):
+            state = {"clock_mhz": 1500 if launch == 4 else None, "watts": 690.0, "celsius": 61}
+            run |= state | {"host_us": {"launch": launch, "mm": 8.0}}
+    _, text = analyzed(measured, tmp_path)
+    assert "timed steps in each: at least 10 and 12 s, after 10 s of load." in text
+    assert "This host: 5 us a launch, 8 us an mm." in text
+    table = " ".join(text.replace("|", " ").split("## GPU during")[1].split())
+    assert "MHz W C" in table and "v1 4 8 1,500 690 61" in table
+    _, text = analyzed(records.benchmark_of_shapes(), tmp_path)
+    assert "GPU during" not in text and "This host" not in text
+
+
 def test_nothing_measured_is_an_error_that_says_why(tmp_path):
     measured = records.benchmark_of_shapes()
     for entry in measured["cells"] + measured["accuracy"]:
