@@ -4,7 +4,7 @@ external baselines.
 A name is that of a version (`v2`) or of an external baseline (`hf`). An end can follow it:
 `-compile` runs a version with torch.compile, `-fp8` one with products in FP8, and `-captured` runs
 a model's whole step as one graph (the last two: GPU only). `v4-no-early-update` is Version 4
-without one of its switches.
+without one of its switches, and `v4-fa4` with one that is off by default.
 """
 
 from argparse import Namespace
@@ -45,7 +45,7 @@ def find(root: Path = ROOT) -> dict[str, Model]:
     baseline, their variants, and the external baselines.
     """
     models = []
-    without = []
+    switched = []
     eager = []  # those that are captured only when asked to be
     for path in sorted(root.glob("version*_*/tiny_llama_v*.py")):
         version = version_files.load(path)
@@ -61,25 +61,27 @@ def find(root: Path = ROOT) -> dict[str, Model]:
             eager += variants
         for switch, on in switches.items():
             if on:
-                without.append(Model(name + WITHOUT + switch, path, (f"--disable-{switch}",)))
+                switched.append(Model(name + WITHOUT + switch, path, (f"--disable-{switch}",)))
+            elif switch not in ("torch-compile", "fp8"):
+                switched.append(Model(f"{name}-{switch}", path, (f"--enable-{switch}",)))
     for name, peer in external_baselines.PEERS.items():
         models.append(Model(name))
         if not peer.CAPTURED:
             eager.append(Model(name))
     for model in eager:
         models.append(model._replace(name=model.name + CAPTURED, captured=True))
-    return {model.name: model for model in models + without}
+    return {model.name: model for model in models + switched}
 
 
 def available(options: Namespace, known: dict[str, Model]) -> list[str]:
-    """The models that can run here, by name, but captured and FP8 ones and those without a switch.
+    """The models that can run here, by name, but captured ones and those with a switch turned.
 
     A line says why each other model cannot.
     """
     device = devices.select(options.device)
     names = []
     for name, model in known.items():
-        if model.captured or name.endswith(FP8) or WITHOUT in name:
+        if model.captured or (model.flags and not name.endswith(COMPILED)):
             continue
         problem = devices.compile_problem(device) if name.endswith(COMPILED) else None
         if not model.path:
