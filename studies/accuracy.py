@@ -8,6 +8,9 @@ order. So each error stands beside a yardstick, the error that the baseline itse
 number format of the optimized run, against the baseline in float64. An error of that size is
 rounding. An error far above it means that the mathematics differs.
 
+The gradients also have one error together: with all of them as one vector it is |a - b| / |a|, in
+L2. It says how far a step of training is off, where the largest error tells of one element.
+
 The weights of the norms start at 1 in training. Here they are moved away from 1, because a version
 that ignores them would otherwise pass.
 """
@@ -30,6 +33,8 @@ from tracepage.views.numerical_accuracy import TensorError
 import torch
 from torch import Tensor
 
+TOGETHER = "all gradients together, in L2"
+GRADIENT = "gradient of "
 NORM_SPREAD = 0.1  # standard deviation of the norms' weights around 1
 
 
@@ -41,6 +46,24 @@ def error(expected: Tensor, got: Tensor) -> float:
         return 0.0
     relative = ((expected - got).abs().max() / expected.abs().max()).item()
     return relative if relative == relative else float("inf")
+
+
+def together(expected: dict[str, Tensor], got: dict[str, Tensor]) -> float:
+    """|a - b| / |a| of all gradients as one vector; infinite where that is not a number."""
+    squares = [0.0, 0.0]  # of the difference and of the expected
+    for name, tensor in expected.items():
+        if name.startswith(GRADIENT):
+            exact = tensor.double()
+            squares[0] += (exact - got[name].double()).square().sum().item()
+            squares[1] += exact.square().sum().item()
+    relative = (squares[0] / squares[1]) ** 0.5
+    return relative if relative == relative else float("inf")
+
+
+def errors(expected: dict[str, Tensor], got: dict[str, Tensor]) -> dict[str, float]:
+    """The error of each tensor, and that of `together` under TOGETHER."""
+    by_tensor = {name: error(tensor, got[name]) for name, tensor in expected.items()}
+    return by_tensor | {TOGETHER: together(expected, got)}
 
 
 def compare(
@@ -57,24 +80,25 @@ def compare(
         rounding = errors_against_float64(baseline, baseline, options, [])
         expected = run_step(baseline, baseline, options, [], None)
         got = run_step(baseline, optimized, options, flags, amp_dtype(options))
-    errors = [
-        TensorError(name, tensor.abs().max().item(), error(tensor, got[name]), rounding[name])
-        for name, tensor in expected.items()
+    largest = {name: tensor.abs().max().item() for name, tensor in expected.items()}
+    largest[TOGETHER] = max(value for name, value in largest.items() if name.startswith(GRADIENT))
+    rows = [
+        TensorError(name, largest[name], value, rounding[name])
+        for name, value in errors(expected, got).items()
     ]
-    return sorted(errors, key=lambda tensor: -tensor.error)
+    return sorted(rows, key=lambda tensor: -tensor.error)
 
 
 def errors_against_float64(
     baseline: ModuleType, version: ModuleType, options: Options, flags: Sequence[str]
 ) -> dict[str, float]:
-    """The error of each tensor of a version, in the precision of the options, against the baseline
-    in float64.
+    """`errors` of a version, in the precision of the options, against the baseline in float64.
 
     The arguments are those of `compare`. If memory runs out, the device's own error is raised.
     """
     exact = run_step(baseline, baseline, options, [], torch.float64)
     got = run_step(baseline, version, options, flags, amp_dtype(options))
-    return {name: error(tensor, got[name]) for name, tensor in exact.items()}
+    return errors(exact, got)
 
 
 def run_step(
@@ -127,7 +151,7 @@ def outputs(
     tensors = {"logits": logits, "loss": loss}
     for name, gradient in model.baseline_state_dict().items():
         if name != "lm_head.weight":  # which is tied to the embedding
-            tensors[f"gradient of {name}"] = gradient
+            tensors[GRADIENT + name] = gradient
     return tensors
 
 

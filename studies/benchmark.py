@@ -12,7 +12,8 @@ A GPU that reaches its power limit lowers its clock after some seconds. So large
 seconds, after as many of load. Clock, power, temperature and energy are those of the timed steps.
 
 Accuracy is measured at the smallest shape only: the errors of logits and gradients against the
-baseline in float64 (`studies.accuracy`), in the benchmark's precision.
+baseline in float64 (`studies.accuracy`), in the benchmark's precision, with weights and a batch of
+one seed for each repeat.
 """
 
 import importlib.metadata
@@ -129,7 +130,7 @@ def measure(
         for model in models:
             cell = new_cell(model, smallest)
             measured["accuracy"].append(cell)
-            jobs.append((cell, partial(errors, model, baseline, smallest)))
+            jobs.append((cell, partial(errors, model, baseline, smallest, arguments.repeats)))
     if arguments.metrics != ["accuracy"]:
         for shape in shapes:
             turn: list[Job] = []
@@ -270,13 +271,21 @@ def trace_path(folder: Path, model: Model, options: Options) -> Path:
     return folder / f"{kind}{model.name.replace('-', '_')}_{options.preset}.json.gz"
 
 
-def errors(model: Model, baseline: Model, options: Options) -> dict[str, Any]:
-    """The errors against float64, as in `study_files.Accuracy`."""
-    by_tensor = accuracy.errors_against_float64(baseline.load(), model.load(), options, model.flags)
-    gradients = [name for name in by_tensor if name.startswith("gradient of ")]
-    worst = max(gradients, key=by_tensor.__getitem__)
+def errors(model: Model, baseline: Model, options: Options, repeats: int) -> dict[str, Any]:
+    """The errors against float64 with the seeds that begin with the options', as in
+    `study_files.Accuracy`.
+    """
+    versions = (baseline.load(), model.load())
+    by_seed = []
+    for seed in range(options.seed, options.seed + repeats):
+        seeded = replace(options, seed=seed)
+        by_seed.append(accuracy.errors_against_float64(*versions, seeded, model.flags))
+    largest = {name: max(by_tensor[name] for by_tensor in by_seed) for name in by_seed[0]}
+    gradients = [name for name in largest if name.startswith(accuracy.GRADIENT)]
+    worst = max(gradients, key=largest.__getitem__)
     return {
-        "logits_error": by_tensor["logits"],
-        "gradient_error": by_tensor[worst],
-        "gradient": worst.removeprefix("gradient of "),
+        "logits_error": largest["logits"],
+        "gradient_error": largest[worst],
+        "gradient": worst.removeprefix(accuracy.GRADIENT),
+        "gradients_together": [by_tensor[accuracy.TOGETHER] for by_tensor in by_seed],
     }

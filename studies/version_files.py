@@ -35,6 +35,7 @@ from torch import Tensor
 SHARED = (
     "--preset",
     "--config",
+    "--num-layers",
     "--batch-size",
     "--seq-len",
     "--seed",

@@ -152,16 +152,16 @@ def compile_all(
             place = {"target": target, "dtype": dtype, "hidden_size": model.hidden_size}
             ids, targets = torch.zeros(2, batch_size, length, dtype=torch.long)
             step(tiny_llama_v3, tiny_llama_v3.TinyLlama(model), precision, (ids, targets))
-            if dtype != "fp16":  # which Version 4 does not take
-                step(tiny_llama_v4, tiny_llama_v4.TinyLlama(model), precision, (ids, targets))
-            if dtype == "bf16" and target in FP8 and ids.numel() % 16 == 0:
-                switches = tiny_llama_v4.SWITCHES | {"fp8": True}
-                step(
-                    tiny_llama_v4,
-                    tiny_llama_v4.TinyLlama(model, switches),
-                    precision,
-                    (ids, targets),
-                )
+            variants: list[dict[str, bool]] = []  # of Version 4, which does not take fp16
+            if dtype != "fp16":
+                variants.append({})
+            if dtype == "bf16":
+                variants.append({"fp32-residual-gradient": True})
+                if target in FP8 and ids.numel() % 16 == 0:
+                    variants.append({"fp8": True})
+            for variant in variants:
+                fourth = tiny_llama_v4.TinyLlama(model, tiny_llama_v4.SWITCHES | variant)
+                step(tiny_llama_v4, fourth, precision, (ids, targets))
     return rows
 
 

@@ -10,7 +10,8 @@ Models:
     v2-compile, v4-fp8        a version with torch.compile, or with products in FP8
     v1-captured               the step of any model but `captured`, as one graph
     v4-no-early-update        a version with a switch off
-    v1-captured-deterministic any of these versions but the last, deterministic beside others
+    v4-fa4                    a version with a switch on that is off by default
+    v1-captured-deterministic any of these versions, deterministic beside others
     hf, hf-compile            transformers' LLaMA, eager or compiled
     liger, liger-compile      the same with Liger's kernels
     captured, captured-bf16   a LLaMA fused by hand with PyTorch, compiled and captured; the second,

@@ -38,7 +38,7 @@ from version4_ultra_fused.functions import ends, norm_gradients
 from version4_ultra_fused.kernels import Operations
 from version4_ultra_fused.kernels.attention import CausalAttention
 from version4_ultra_fused.memory.interleaved import QKV, GateUp
-from version4_ultra_fused.memory.memory_plan import MemoryPlan, Shared, saved, without_gradient
+from version4_ultra_fused.memory.memory_plan import MemoryPlan, Shared, saved
 from version4_ultra_fused.memory.optimizer import MasterAdamW
 
 import torch
@@ -55,6 +55,7 @@ SWITCHES = {
     "early-update": True,
     "fa4": False,
     "fp8": False,
+    "fp32-residual-gradient": False,
 }
 
 Pair = tuple[Tensor, Tensor]  # both [N, D]
@@ -68,6 +69,8 @@ class AttentionFunction(Function):
 
     The sum has one gradient, which is that of x and of branch alike. So only the branch is given
     it, and x is marked as not differentiable. The first block has no branch: there x is given it.
+    With `fp32-residual-gradient` x is given it in every block, in float32, which is then the one
+    that is added to; the branch is given a copy in the products' dtype.
     """
 
     @staticmethod
@@ -83,19 +86,20 @@ class AttentionFunction(Function):
             attended = CausalAttention(packed, shared.rope, attn.heads, shared.switches, operations)
             ctx.saved = (block, shared, qkv, output, y, norm, attended)
             with span("output_projection"):
-                return without_gradient(ctx, total), attended.out @ shared.weight(output).T
+                return shared.residual(ctx, total), attended.out @ shared.weight(output).T
 
     @staticmethod
     @once_differentiable
     @span("attention")
-    def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]
+    def backward(ctx, dtotal: Tensor | None, dbranch: Tensor):  # type: ignore[override]
+        dtotal = dbranch if dtotal is None else dtotal
         block, shared, qkv, output, y, norm, attended = saved(ctx)
         plan = shared.plan
         doutput = plan.matrix_gradient(output, dbranch, attended.out)
         dpacked, dots = attended.gradient(dbranch @ shared.weight(output))
         dqkv = plan.matrix_gradient(qkv, dpacked, y)
         product = (dpacked, dots, shared.weight(qkv))
-        dx, dprevious, dnorm = norm_gradients.through_product(ctx, plan, product, dbranch, norm)
+        dx, dprevious, dnorm = norm_gradients.through_product(ctx, plan, product, dtotal, norm)
         plan.block_done(block)
         return dx, dprevious, None, None, dnorm, dqkv, doutput
 
@@ -114,12 +118,13 @@ class FeedForwardFunction(Function):
                 gates, hidden = operations.gate_up_swiglu(y, shared.weight(gate_up))
             ctx.saved = (shared, gate_up, down, y, norm, gates, hidden)
             with span("down"):
-                return without_gradient(ctx, total), hidden @ shared.weight(down).T
+                return shared.residual(ctx, total), hidden @ shared.weight(down).T
 
     @staticmethod
     @once_differentiable
     @span("mlp")
-    def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]
+    def backward(ctx, dtotal: Tensor | None, dbranch: Tensor):  # type: ignore[override]
+        dtotal = dbranch if dtotal is None else dtotal
         shared, gate_up, down, y, norm, gates, hidden = saved(ctx)
         plan = shared.plan
         ddown = plan.matrix_gradient(down, dbranch, hidden)
@@ -128,7 +133,7 @@ class FeedForwardFunction(Function):
         del dhidden  # frees its memory for what follows
         dgate_up = plan.matrix_gradient(gate_up, dgates, y)
         product = (dgates, dots, shared.weight(gate_up))
-        dx, dprevious, dnorm = norm_gradients.through_product(ctx, plan, product, dbranch, norm)
+        dx, dprevious, dnorm = norm_gradients.through_product(ctx, plan, product, dtotal, norm)
         return dx, dprevious, None, None, dnorm, dgate_up, ddown
 
 

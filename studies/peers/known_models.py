@@ -5,7 +5,7 @@ A name is that of a version (`v2`) or of an external baseline (`hf`). An end can
 `-compile` runs a version with torch.compile, `-fp8` one with products in FP8, and `-captured` runs
 a model's whole step as one graph (the last two: GPU only). After these, `-deterministic` runs a
 version so in a study whose other models are not. `v4-no-early-update` is Version 4 without one of
-its switches.
+its switches, and `v4-fa4` with one that is off by default.
 """
 
 from argparse import Namespace
@@ -48,7 +48,6 @@ def find(root: Path = ROOT) -> dict[str, Model]:
     baseline, their variants, and the external baselines.
     """
     models = []
-    without = []
     eager = []  # those that are captured only when asked to be
     for path in sorted(root.glob("version*_*/tiny_llama_v*.py")):
         version = version_files.load(path)
@@ -59,12 +58,14 @@ def find(root: Path = ROOT) -> dict[str, Model]:
             variants.append(Model(name + COMPILED, path, ("--enable-torch-compile",)))
         if "fp8" in switches:
             variants.append(Model(name + FP8, path, ("--enable-fp8",)))
+        for switch, on in switches.items():
+            if on:
+                variants.append(Model(name + WITHOUT + switch, path, (f"--disable-{switch}",)))
+            elif switch not in ("torch-compile", "fp8"):
+                variants.append(Model(f"{name}-{switch}", path, (f"--enable-{switch}",)))
         models += variants
         if not getattr(version, "CAPTURED", False):
             eager += variants
-        for switch, on in switches.items():
-            if on:
-                without.append(Model(name + WITHOUT + switch, path, (f"--disable-{switch}",)))
     for name, peer in external_baselines.PEERS.items():
         models.append(Model(name))
         if not peer.CAPTURED:
@@ -73,19 +74,20 @@ def find(root: Path = ROOT) -> dict[str, Model]:
         models.append(model._replace(name=model.name + CAPTURED, captured=True))
     for model in [model for model in models if model.path]:
         models.append(model._replace(name=model.name + DETERMINISTIC, deterministic=True))
-    return {model.name: model for model in models + without}
+    return {model.name: model for model in models}
 
 
 def available(options: Namespace, known: dict[str, Model]) -> list[str]:
-    """The models that can run here, by name, but captured, deterministic and FP8 ones and those
-    without a switch.
+    """The models that can run here, by name, but captured and deterministic ones and those with a
+    switch turned.
 
     A line says why each other model cannot.
     """
     device = devices.select(options.device)
     names = []
     for name, model in known.items():
-        if model.captured or model.deterministic or name.endswith(FP8) or WITHOUT in name:
+        turned = model.flags and not name.endswith(COMPILED)
+        if model.captured or model.deterministic or turned:
             continue
         problem = devices.compile_problem(device) if name.endswith(COMPILED) else None
         if not model.path:

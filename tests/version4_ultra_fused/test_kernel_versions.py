@@ -30,6 +30,7 @@ PROFILING = {
     4: ROOT / "version4_ultra_fused/run_ultra_profiling.py",
 }
 NO_PLAN = {"memory-plan": False, "side-stream": False, "early-update": False}
+FP32_GRADIENT = {"fp32-residual-gradient": True}
 FP32 = Precision(DEVICE, None)
 CEILINGS = {
     "bytes_per_second": 1e12,
@@ -58,7 +59,9 @@ def built(
 
 @plain_and_triton
 @pytest.mark.parametrize(
-    "number, kv_heads, switches", [(3, 2, {}), (4, 2, {}), (4, 1, {}), (4, 2, NO_PLAN)], ids=str
+    "number, kv_heads, switches",
+    [(3, 2, {}), (4, 2, {}), (4, 1, {}), (4, 2, NO_PLAN), (4, 2, FP32_GRADIENT)],
+    ids=str,
 )
 def test_losses_of_version_1(request, triton, number, kv_heads, switches):
     if not triton:
@@ -156,6 +159,7 @@ def test_it_runs_the_kernels_in_the_interpreter(execute, known_ceilings, tmp_pat
             {"side-stream": False},
             NO_PLAN,
             {"early-update": False},
+            FP32_GRADIENT,
         )
         for dtype in (None, torch.bfloat16)
     ],

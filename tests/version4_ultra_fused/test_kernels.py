@@ -119,16 +119,19 @@ def test_add_norm(shape, branch, dtype):
 @pytest.mark.parametrize("elsewhere", [True, False])
 @pytest.mark.parametrize("shape", [(17, 48), (5, 130), (64, 256)])
 def test_add_norm_backward(shape, elsewhere, wide, dtype):
-    (x,), (dx, dy) = tensors(torch.float32, shape), tensors(dtype, shape, shape)
+    (x,), (dy,) = tensors(torch.float32, shape), tensors(dtype, shape)
+    (dx,) = tensors(torch.float32 if wide else dtype, shape)
     (weight,) = tensors(torch.float32, shape[1:])
     rstd = (x.square().mean(-1) + 1e-6).rsqrt()
     arguments = (dy, dx if elsewhere else None, Norm(weight, x, rstd))
     exact = reference.add_norm_backward(
         *(changed(double, each) for each in arguments), torch.float64
     )
-    ours, parts = kernels.KERNELS.add_norm_backward(*arguments, x.dtype if wide else dtype)
-    assert ours.dtype == (x.dtype if wide else dtype)
-    for right, got in zip(exact, (ours, parts.sum(0, keepdim=True)), strict=True):
+    dtypes = (x.dtype, dtype) if wide else (dtype,)
+    ours, branch, parts = kernels.KERNELS.add_norm_backward(*arguments, *dtypes)
+    assert ours.dtype == dtypes[0]
+    assert branch.dtype == dtype and torch.equal(branch, ours.to(dtype))
+    for right, got in zip(exact, (ours, branch, parts.sum(0, keepdim=True)), strict=True):
         assert (got.double() - right).abs().max() <= WIDTH[got.dtype] * right.abs().max()
     total = torch.empty_like(weight)
     kernels.KERNELS.sum_parts(parts, total)
@@ -142,9 +145,8 @@ def test_add_norm_backward(shape, elsewhere, wide, dtype):
 @pytest.mark.parametrize("tokens, hidden, size", [(48, 40, 24), (17, 136, 56), (133, 16, 520)])
 def test_the_gradient_of_a_norm_in_the_product_before_it(tokens, hidden, size, wide, fused, dtype):
     """`dots` is that of SwiGLU's gradient."""
-    x, dx, gate_and_up, dhidden = tensors(
-        dtype, (tokens, hidden), (tokens, hidden), (2 * size, hidden), (tokens, size)
-    )
+    x, gate_and_up, dhidden = tensors(dtype, (tokens, hidden), (2 * size, hidden), (tokens, size))
+    (dx,) = tensors(torch.float32 if wide else dtype, (tokens, hidden))
     (weight,) = tensors(torch.float32, (hidden,))
     gate_and_up, rstd = gate_and_up / hidden**0.5, (x.float().square().mean(-1) + 1e-6).rsqrt()
     y = (x * rstd[:, None] * weight).to(dtype)
@@ -156,12 +158,13 @@ def test_the_gradient_of_a_norm_in_the_product_before_it(tokens, hidden, size, w
     exact = reference.product_norm_backward(
         *(changed(double, each) for each in arguments), dtype=torch.float64
     )
-    ours = kernels.KERNELS.product_norm_backward(*arguments, dtype=torch.float32 if wide else dtype)
-    for right, got in zip(exact, (ours[0], ours[1].sum(0, keepdim=True)), strict=True):
+    dtypes = {"dtype": torch.float32, "branch_dtype": dtype} if wide else {"dtype": dtype}
+    ours, branch, parts = kernels.KERNELS.product_norm_backward(*arguments, **dtypes)
+    assert ours.dtype == dtypes["dtype"]
+    assert branch.dtype == dtype and torch.equal(branch, ours.to(dtype))
+    for right, got in zip(exact, (ours, branch, parts.sum(0, keepdim=True)), strict=True):
         assert (got.double() - right).abs().max() <= WIDTH[dtype] * right.abs().max()
-    assert torch.equal(
-        ours[1], kernels.KERNELS.product_norm_backward(*arguments, dtype=ours[0].dtype)[1]
-    )
+    assert torch.equal(parts, kernels.KERNELS.product_norm_backward(*arguments, **dtypes)[2])
 
 
 @runs_kernels

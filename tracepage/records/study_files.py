@@ -50,6 +50,8 @@ class Accuracy(Attempted):
     logits_error: NotRequired[float]
     gradient_error: NotRequired[float]  # the largest of all gradients
     gradient: NotRequired[str]  # the parameter that it belongs to
+    # By seed: of all gradients as one vector, |a - b| / |a|; not in older files.
+    gradients_together: NotRequired[list[float]]
 
 
 class Benchmark(StudyHeader):

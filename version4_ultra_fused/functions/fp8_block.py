@@ -11,7 +11,7 @@ from version4_ultra_fused.functions import norm_gradients
 from version4_ultra_fused.kernels.attention import CausalAttention
 from version4_ultra_fused.kernels.fp8.scales import GRADIENT, WEIGHT, X
 from version4_ultra_fused.kernels.reference import Slot
-from version4_ultra_fused.memory.memory_plan import MemoryPlan, saved, without_gradient
+from version4_ultra_fused.memory.memory_plan import MemoryPlan, saved
 
 import torch
 from torch import Tensor
@@ -102,15 +102,16 @@ class FP8AttentionFunction(torch.autograd.Function):
             ctx.block = block
             ctx.plan = plan
             with span("output_projection"):
-                return without_gradient(ctx, x), out_of.forward(attended.out)
+                return shared.residual(ctx, x), out_of.forward(attended.out)
 
     @staticmethod
     @once_differentiable
     @span("attention")
-    def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]
+    def backward(ctx, dtotal: Tensor | None, dbranch: Tensor):  # type: ignore[override]
+        dtotal = dbranch if dtotal is None else dtotal
         norm, attended, into, out_of = saved(ctx)
         dy = into.backward(attended.gradient(out_of.backward(dbranch))[0])
-        dx, dprevious, dnorm = norm_gradients.of_norm(ctx, ctx.plan, dy, dbranch, norm)
+        dx, dprevious, dnorm = norm_gradients.of_norm(ctx, ctx.plan, dy, dtotal, norm)
         ctx.plan.block_done(ctx.block)
         return dx, dprevious, None, None, dnorm, None, None
 
@@ -135,19 +136,20 @@ class FP8FeedForwardFunction(torch.autograd.Function):
             ctx.saved = (norm, gates, into, out_of)
             ctx.plan = plan
             with span("down"):
-                return without_gradient(ctx, x), out_of.forward_stored(*hidden)
+                return shared.residual(ctx, x), out_of.forward_stored(*hidden)
 
     @staticmethod
     @once_differentiable
     @span("mlp")
-    def backward(ctx, _, dbranch: Tensor):  # type: ignore[override]
+    def backward(ctx, dtotal: Tensor | None, dbranch: Tensor):  # type: ignore[override]
+        dtotal = dbranch if dtotal is None else dtotal
         norm, gates, into, out_of = saved(ctx)
         operations = ctx.plan.operations
         dgates = operations.swiglu_backward_quantized(
             out_of.backward(dbranch), gates, into.gradient
         )
         dy = into.backward_stored(*dgates)
-        dx, dprevious, dnorm = norm_gradients.of_norm(ctx, ctx.plan, dy, dbranch, norm)
+        dx, dprevious, dnorm = norm_gradients.of_norm(ctx, ctx.plan, dy, dtotal, norm)
         return dx, dprevious, None, None, dnorm, None, None
 
 

@@ -1,8 +1,9 @@
 """The backward pass of the norm before a product, for x, the branch that was added to it, and the
 norm's weight.
 
-The sum x + branch has one gradient, which is that of both. Autograd is given it for the branch, or
-in the first block, which has none, for x in the dtype of the residual stream.
+The sum x + branch has one gradient, which is that of both. Autograd is given it for the branch, in
+the dtype of the products. In the first block, which has no branch, and everywhere with
+--enable-fp32-residual-gradient it is given it for x, in the dtype of the residual stream.
 """
 
 from common.spans import span
@@ -15,14 +16,20 @@ from torch import Tensor
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
-def _dtype(ctx, dy: Tensor, norm: Norm) -> torch.dtype:
-    return norm.weight.dtype if ctx.needs_input_grad[0] else dy.dtype
-
-
-def _gradients(ctx, plan: MemoryPlan, dx: Tensor, parts: Tensor, norm: Norm) -> Gradients:
+def _dtypes(ctx, dy: Tensor, norm: Norm) -> tuple[torch.dtype, torch.dtype]:
+    """Of the gradients of x and the branch; equal ones if only one of them is needed."""
     needs_x, needs_branch, *_ = ctx.needs_input_grad
+    dtype = norm.weight.dtype if needs_x else dy.dtype
+    return dtype, dy.dtype if needs_branch else dtype
+
+
+def _gradients(
+    ctx, plan: MemoryPlan, results: tuple[Tensor, Tensor, Tensor], norm: Norm
+) -> Gradients:
+    needs_x, needs_branch, *_ = ctx.needs_input_grad
+    dx, dbranch, parts = results
     dweight = plan.norm_gradient(norm.weight, parts)
-    return dx if needs_x else None, dx if needs_branch else None, dweight
+    return dx if needs_x else None, dbranch if needs_branch else None, dweight
 
 
 def of_norm(ctx, plan: MemoryPlan, dy: Tensor, dtotal: Tensor | None, norm: Norm) -> Gradients:
@@ -35,9 +42,9 @@ def of_norm(ctx, plan: MemoryPlan, dy: Tensor, dtotal: Tensor | None, norm: Norm
         norm: from `add_norm`.
     """
     with span("norm"):
-        dtype = _dtype(ctx, dy, norm)
-        dx, parts = plan.operations.add_norm_backward(dy, dtotal, norm, dtype)
-        return _gradients(ctx, plan, dx, parts, norm)
+        dtypes = _dtypes(ctx, dy, norm)
+        results = plan.operations.add_norm_backward(dy, dtotal, norm, *dtypes)
+        return _gradients(ctx, plan, results, norm)
 
 
 def through_product(
@@ -51,6 +58,8 @@ def through_product(
     [C, D].
     """
     dout, dots, weight = product
-    dtype = _dtype(ctx, dout, norm)
-    dx, parts = plan.operations.product_norm_backward(dout, dots, weight, dtotal, norm, dtype=dtype)
-    return _gradients(ctx, plan, dx, parts, norm)
+    dtype, branch_dtype = _dtypes(ctx, dout, norm)
+    results = plan.operations.product_norm_backward(
+        dout, dots, weight, dtotal, norm, dtype=dtype, branch_dtype=branch_dtype
+    )
+    return _gradients(ctx, plan, results, norm)

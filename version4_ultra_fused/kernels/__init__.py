@@ -25,8 +25,8 @@ class Operations(NamedTuple):
     """The functions that a model calls, with the signatures of `reference`."""
 
     add_norm: Callable[..., tuple[Tensor, Tensor, Norm]]
-    add_norm_backward: Callable[..., tuple[Tensor, Tensor]]
-    product_norm_backward: Callable[..., tuple[Tensor, Tensor]]
+    add_norm_backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    product_norm_backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
     sum_parts: Callable[..., None]
     qkv_rope: Callable[..., Tensor]
     rotate: Callable[..., Tensor]
@@ -119,8 +119,9 @@ def available(options: Options) -> dict[str, bool | str]:
 
         refuse_fp8(options)
     switches = version3.available(options)
-    # The memory plan needs no kernels, so it stays on where there are none.
-    switches["memory-plan"] = options.switches["memory-plan"]
+    # These need no kernels, so they stay as they are where there are none.
+    for name in ("memory-plan", "fp32-residual-gradient"):
+        switches[name] = options.switches[name]
     if not switches["memory-plan"]:
         switches |= {"side-stream": False, "early-update": False}
     return switches

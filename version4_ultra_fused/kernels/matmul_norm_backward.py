@@ -23,7 +23,7 @@ from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
 from version4_ultra_fused.kernels.matmul import GROUP, TensorDescriptor, corner, in_epilogue
-from version4_ultra_fused.kernels.norm import add_norm_backward
+from version4_ultra_fused.kernels.norm import add_norm_backward, branch_gradient
 from version4_ultra_fused.kernels.reference import Norm
 from version4_ultra_fused.kernels.tiles import ProductTile, largest, multiprocessors, product_tile
 
@@ -40,6 +40,7 @@ def _matmul_norm_backward(
     total,  # descriptor of x [M, N]
     dtotal,  # descriptor of [M, N]
     out,  # descriptor of dx [M, N]
+    branch,  # descriptor of dx [M, N] in another dtype; or out
     weight_ptr,  # [N]: w
     rstd_ptr,  # [M]: 1 / rms
     dots_ptr,  # [parts_of_dots, M]
@@ -48,6 +49,7 @@ def _matmul_norm_backward(
     N,  # columns of the result
     K,  # the summed dimension
     parts_of_dots,  # how many there are
+    COPY: tl.constexpr,  # whether to write dx to branch as well
     PROGRAMS: tl.constexpr,  # how many there are
     GROUP: tl.constexpr,  # rows of tiles, as in `corner`
     BM: tl.constexpr,  # rows of a tile
@@ -81,6 +83,8 @@ def _matmul_norm_backward(
             [m, n]
         ).to(tl.float32)
         out.store([m, n], dx.to(out.dtype))
+        if COPY:
+            branch.store([m, n], dx.to(branch.dtype))
 
 
 @checked
@@ -92,16 +96,17 @@ def product_norm_backward(
     norm: Norm,
     *,
     dtype: torch.dtype,
+    branch_dtype: torch.dtype | None = None,
     most: int | None = None,
     blocks: ProductTile | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """`add_norm_backward` of dy = dout W.
 
     Args:
         dout: [N, C].
         dots: [parts, N], of which the sum is that of dout out over a row; None: it is not known.
         matrix: W [C, D].
-        dtotal, norm, dtype: as of `add_norm_backward`.
+        dtotal, norm, dtype, branch_dtype: as of `add_norm_backward`.
         most, blocks: as of `matmul.qkv_rope`.
     """
     rows, size = norm.total.shape
@@ -111,12 +116,14 @@ def product_norm_backward(
     if dots is None or not in_epilogue("norm", rows, size, dout, matrix, dtotal, total, most=most):
         dy = dout @ matrix
         with span("norm"):
-            return add_norm_backward(dy, dtotal, norm, dtype)
+            return add_norm_backward(dy, dtotal, norm, dtype, branch_dtype)
     blocks = blocks or product_tile("norm", rows, size)
     m, n, k = blocks[:3]
     dx = torch.empty_like(total, dtype=dtype)
+    dbranch = branch_gradient(dx, branch_dtype)
     parts = dots.new_empty(ceil_div(rows, m), size)
-    described = (dout, [m, k]), (matrix, [k, n]), (total, [m, n]), (dtotal, [m, n]), (dx, [m, n])
+    results = (total, dtotal, dx, dbranch)
+    described = (dout, [m, k]), (matrix, [k, n]), *((x, [m, n]) for x in results)
     programs = min(multiprocessors(), ceil_div(rows, m) * ceil_div(size, n))
     _matmul_norm_backward[programs,](
         *(TensorDescriptor.from_tensor(matrix, block) for matrix, block in described),
@@ -128,9 +135,10 @@ def product_norm_backward(
         size,
         columns,
         len(dots),
+        COPY=dbranch is not dx,
         PROGRAMS=programs,
         GROUP=GROUP,
         **blocks.arguments,
         **dependent(),
     )
-    return dx, parts
+    return dx, dbranch, parts

@@ -81,8 +81,12 @@ def add_norm(
 
 @checked
 def add_norm_backward(
-    dy: Tensor, dtotal: Tensor | None, norm: Norm, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+    dy: Tensor,
+    dtotal: Tensor | None,
+    norm: Norm,
+    dtype: torch.dtype,
+    branch_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient of the sum x + branch, which is that of both, and parts of the weight's.
 
     Args:
@@ -90,15 +94,18 @@ def add_norm_backward(
         dtotal: [N, D], the gradient of the sum from elsewhere, or None.
         norm: from `add_norm`.
         dtype: of the sum's gradient.
+        branch_dtype: of the same gradient as the branch is given it; None: `dtype`.
 
     Returns:
-        [N, D], and [parts, D] float32, of which the sum is the weight's gradient.
+        [N, D] twice, one tensor if the dtypes are equal, and [parts, D] float32, of which the sum
+        is the weight's gradient.
     """
     rows, size = norm.total.shape
     dy = dy.contiguous()
     total = norm.total.contiguous()
     dtotal = None if dtotal is None else dtotal.contiguous()
     dx = torch.empty_like(total, dtype=dtype)
+    dbranch = branch_gradient(dx, branch_dtype)
     sizes = BACKWARD.get(family(), LAUNCH["norm_backward"][family()])
     blocks = tile_of(sizes, "norm_backward", size, total.device)
     programs = min(blocks.programs, ceil_div(rows, blocks.rows))
@@ -110,19 +117,24 @@ def add_norm_backward(
         dy,
         dtotal,
         dx,
-        None,
+        dbranch,
         parts,
         rows,
         size,
         programs,
         SUM=dtotal is not None,
-        ADD=False,
+        ADD=dbranch is not dx,
         ROWS=blocks.rows,
         BLOCK=blocks.columns,
         num_warps=blocks.warps,
         **dependent(),
     )
-    return dx, parts
+    return dx, dbranch, parts
+
+
+def branch_gradient(dx: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Where a kernel writes dx for the branch: dx itself, or new memory in another dtype."""
+    return dx if dtype in (None, dx.dtype) else torch.empty_like(dx, dtype=dtype)
 
 
 @checked

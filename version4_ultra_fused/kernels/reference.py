@@ -67,15 +67,20 @@ def add_norm(
 
 
 def add_norm_backward(
-    dy: Tensor, dtotal: Tensor | None, norm: Norm, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+    dy: Tensor,
+    dtotal: Tensor | None,
+    norm: Norm,
+    dtype: torch.dtype,
+    branch_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     dy_wide = dy.to(norm.rstd.dtype)
     normalized = norm.total * norm.rstd[:, None]
     scaled = dy_wide * norm.weight
     dx = norm.rstd[:, None] * (scaled - normalized * (scaled * normalized).mean(-1, keepdim=True))
     if dtotal is not None:
         dx = dx + dtotal
-    return dx.to(dtype), (dy_wide * normalized).sum(0, keepdim=True)
+    dx = dx.to(dtype)
+    return dx, dx.to(branch_dtype or dtype), (dy_wide * normalized).sum(0, keepdim=True)
 
 
 def product_norm_backward(
@@ -86,10 +91,11 @@ def product_norm_backward(
     norm: Norm,
     *,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
+    branch_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     dy = dout @ matrix
     with span("norm"):
-        return add_norm_backward(dy, dtotal, norm, dtype)
+        return add_norm_backward(dy, dtotal, norm, dtype, branch_dtype)
 
 
 def sum_parts(parts: Tensor, out: Tensor) -> None:

@@ -57,13 +57,6 @@ from torch import Tensor, nn
 SIDE_STREAM_TOKENS = 4096
 
 
-def without_gradient(ctx, x: Tensor) -> Tensor:
-    """x as a result of an autograd Function whose backward pass is given None for it."""
-    ctx.mark_non_differentiable(x)
-    ctx.set_materialize_grads(False)
-    return x
-
-
 def saved(ctx) -> tuple[Any, ...]:
     """What a Function's forward pass saved for its backward pass, which gives it free.
 
@@ -218,6 +211,16 @@ class Shared(NamedTuple):
         rope = Rope(model.cos, model.sin, length)
         dtype = products_dtype(model.one)
         return cls(model.plan, rope, model.switches, model.norm.eps, dtype)
+
+    def residual(self, ctx, total: Tensor) -> Tensor:
+        """The residual stream as a result of an autograd Function. With
+        --enable-fp32-residual-gradient it has a gradient; otherwise the backward pass is given
+        None for it.
+        """
+        ctx.set_materialize_grads(False)
+        if not self.switches["fp32-residual-gradient"]:
+            ctx.mark_non_differentiable(total)
+        return total
 
     def weight(self, parameter: Tensor) -> Tensor:
         """A weight as products read it."""
