@@ -1,0 +1,182 @@
+"""A small training program in which one part may have a fault.
+
+python training.py                                      # all parts are mended
+python training.py --fault checksum                     # that part is the one in starter/
+python training.py --fault checksum --trace case.json  # also profiles two steps
+python training.py --record ../../../results/h100/why_it_waits    # all faults; needs a GPU
+"""
+
+import argparse
+import importlib.util
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from types import ModuleType
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # the root of this clone
+
+from common import cli
+from common import device as devices
+from common.training import record
+from tracepage.errors import UsageError
+from tracepage.files import write_measurement
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# The part of each fault, and what the GPU waits for.
+FAULTS = {
+    "letters": ("Samples", "input"),
+    "features": ("host_tensor", "copy_to_device"),
+    "norms": ("gradient_norms", "synchronization"),
+    "memory": ("tidy_memory", "allocation"),
+    "checksum": ("checksum", "host"),
+    "weights": ("save", "saving"),
+}
+# Width, blocks, sequences in a batch and their length, on a GPU and on a CPU.
+SIZES = {True: (1024, 12, 64, 256), False: (128, 4, 16, 64)}
+ORDER = ("memory", "checksum", "letters", "weights", "norms", "features")  # of the cases
+STEPS = 12
+TURNS = 3
+
+
+def load_parts(folder: str) -> ModuleType:
+    path = Path(__file__).parent / folder / "parts.py"
+    spec = importlib.util.spec_from_file_location(f"{folder}_parts", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    """Guesses the next letter from the last one and from features."""
+
+    def __init__(self, width: int, blocks: int) -> None:
+        super().__init__()
+        self.letters = nn.Embedding(128, width)
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(blocks)))
+        self.head = nn.Linear(width, 128)
+
+    def forward(self, letters: Tensor, features: Tensor) -> Tensor:
+        x = self.blocks(self.letters(letters) + features)  # [B, S, D]
+        logits = self.head(x)[:, :-1].flatten(0, 1)
+        return F.cross_entropy(logits.float(), letters[:, 1:].flatten())
+
+
+def parts_with(fault: str | None) -> dict[str, Callable]:
+    """The parts by name: of the solution, but that of the fault is of starter/."""
+    mended = load_parts("solution")
+    faulty = load_parts("starter")
+    return {
+        name: getattr(faulty if key == fault else mended, name) for key, (name, _) in FAULTS.items()
+    }
+
+
+def train(fault: str | None, trace: Path | None = None) -> float:
+    """The mean time of a step in ms, over STEPS steps after three; then profiles two, if asked."""
+    parts = parts_with(fault)
+    device = devices.select("auto")
+    width, blocks, batch_size, length = SIZES[devices.is_gpu(device)]
+    devices.configure(device, seed=0)
+    text = "the quick brown fox jumps over the lazy dog. " * (batch_size * length)
+    samples = parts["Samples"](text, length)
+    batches = iter(torch.utils.data.DataLoader(samples, batch_size, drop_last=True))
+    model = Model(width, blocks).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    features = parts["host_tensor"](batch_size, length, width)
+    numbers = iter(range(1000))
+    sums = []
+
+    def step() -> None:
+        batch = next(batches)
+        sums.append(parts["checksum"](batch))
+        with torch.autocast(device.type, torch.bfloat16):
+            letters = batch.to(device, non_blocking=True)
+            loss = model(letters, features.to(device, non_blocking=True))
+        loss.backward()
+        parts["gradient_norms"]([parameter.grad for parameter in model.parameters()])
+        optimizer.step()
+        optimizer.zero_grad()
+        parts["tidy_memory"]()
+        parts["save"](model, next(numbers), Path(tempfile.gettempdir(), f"{os.getpid()}.pt"))
+
+    for _ in range(3):
+        step()
+    devices.synchronize(device)
+    start = time.perf_counter()
+    for _ in range(STEPS):
+        step()
+    devices.synchronize(device)
+    seconds = time.perf_counter() - start
+    if trace:
+        write_trace(step, trace)
+    Path(tempfile.gettempdir(), f"{os.getpid()}.pt").unlink(missing_ok=True)
+    return 1e3 * seconds / STEPS
+
+
+def write_trace(step: Callable[[], object], path: Path) -> None:
+    """Profiles two steps after one of warm-up, between which nothing waits for the GPU."""
+    schedule = torch.profiler.schedule(wait=0, warmup=1, active=2, repeat=1)
+    with torch.profiler.profile(schedule=schedule, acc_events=True) as profile:
+        for _ in range(3):
+            step()
+            profile.step()
+    profile.export_chrome_trace(str(path))
+
+
+def record_all(folder: Path) -> None:
+    """Writes a trace of each fault, and the times with and without it, measured in turns."""
+    device = devices.select("auto")
+    if not devices.is_gpu(device):
+        raise UsageError("--record: the faults are recorded on a GPU, and there is none here")
+    folder.mkdir(parents=True, exist_ok=True)
+    measured = record.header("tiny-llama-why-it-waits/1", device, "bf16")
+    measured["cases"] = []
+    for number, fault in enumerate(ORDER, 1):
+        with_fault = []
+        without = []
+        for _ in range(TURNS):
+            with_fault.append(train(fault))
+            without.append(train(None))
+        train(fault, folder / f"case_{number}.json.gz")
+        case: dict[str, Any] = {"case": number, "fault": fault, "cause": FAULTS[fault][1]}
+        case |= {"ms": median(with_fault), "ms_without": median(without)}
+        print(case, flush=True)
+        measured["cases"].append(case | {"all_ms": with_fault, "all_ms_without": without})
+    write_measurement(folder / "why_it_waits.json", measured, "--record")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--fault", choices=FAULTS, help="the part that is taken from starter/")
+    parser.add_argument("--trace", type=Path, metavar="FILE.json", help="profiles two steps")
+    parser.add_argument("--record", type=Path, metavar="DIR", help="records all faults")
+    arguments = cli.parse(parser)
+    if arguments.record:
+        record_all(arguments.record)
+    else:
+        print(f"{train(arguments.fault, arguments.trace):.1f} ms a step")
+
+
+if __name__ == "__main__":
+    cli.command(main)
