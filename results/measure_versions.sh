@@ -7,7 +7,7 @@
 # PARTS, and the files that they write into results/NAME:
 #
 #     v1          v1_PRESET.json, v1_PRESET_profile.json.gz    Version 1, fp32, with its phases
-#     ablation    v2_ablation_PRESET_PRECISION.json    all 16 combinations of fusions, interleaved
+#     ablation    v2_ablation_PRESET_PRECISION.json    all combinations of fusions, interleaved
 #     captured    captured_PRESET_PRECISION.json       versions with and without a captured step (GPU)
 #     peers       peers_PRESET_PRECISION.json          all versions and external baselines (GPU)
 #     formats     format_PRESET_{bf16,fp8}.json        Version 4's products in both formats (GPU)
