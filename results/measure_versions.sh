@@ -7,7 +7,7 @@
 # PARTS, and the files that they write into results/NAME:
 #
 #     v1          v1_PRESET.json, v1_PRESET_profile.json.gz    Version 1, fp32, with its phases
-#     ablation    v2_ablation_PRESET_PRECISION.json    all 16 combinations of fusions, interleaved
+#     ablation    v2_ablation_PRESET_PRECISION.json    all combinations of fusions, interleaved
 #     versions    versions_PRESET_PRECISION.json       all versions and external baselines, also captured (GPU)
 #     determinism determinism_PRESET_PRECISION.json    versions with and without deterministic algorithms (GPU)
 #     peer_traces traces/peer_NAME_PRESET.json.gz      two steps of each external baseline, bf16 (GPU)

@@ -108,22 +108,6 @@ def test_fused_adamw_trains_alike_and_is_what_the_switch_says(dtype):
     assert found[True][-1] < 0.9 * found[True][0]
 
 
-def test_a_plain_state_of_adamw_loads_into_a_fused_one():
-    before, after = (models.build(tiny_llama_v2) for _ in range(2))
-    plain = torch.optim.AdamW(before.parameters(), lr=1e-2)
-    before.loss(*models.batch()).backward()
-    plain.step()
-    fused = tiny_llama_v2.make_optimizer(after, Namespace(learning_rate=1e-2))
-    fused.load_state_dict(plain.state_dict())
-    after.load_state_dict(before.state_dict())
-    for model, optimizer in ((before, plain), (after, fused)):
-        model.zero_grad()
-        model.loss(*models.batch()).backward()
-        optimizer.step()
-    for ours, theirs in zip(after.parameters(), before.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
 @pytest.mark.parametrize(
     "flags, mode", [([], None), (["--torch-compile-mode", "max-autotune"], "max-autotune")]
 )

@@ -58,6 +58,7 @@ def test_checkpoint_opens_in_transformers(tmp_path: Path, monkeypatch: pytest.Mo
 
 SCRIPT = V1 / "tiny_llama_v1.py"
 QUICK = (*TINY, "--data", "synthetic", "--device", "cpu")
+V2 = ROOT / "version2_pytorch_fused/tiny_llama_v2.py"
 V4 = ROOT / "version4_ultra_fused/tiny_llama_v4.py"
 AGAIN = ("--checkpoint-dir", "saved", "--resume")
 
@@ -80,6 +81,7 @@ def trained(execute, tmp_path):
 CASES = {
     "fp32": (SCRIPT, []),
     "float16": (SCRIPT, ["--use-amp", "--amp-dtype", "float16"]),
+    "v2 float16": (V2, ["--use-amp", "--amp-dtype", "float16"]),
     "v4": (V4, ["--lr-schedule", "cosine", "--lr-decay-steps", "9"]),
     "v4 bfloat16": (V4, ["--use-amp"]),
 }
@@ -102,6 +104,12 @@ def test_a_run_goes_on_with_the_same_bits(trained, no_kernels, tmp_path, case):
     assert first + rest == whole and len(set(whole)) == 9
     record = json.loads((tmp_path / "metrics.json").read_text())
     assert (record["training"]["first_step"], len(record["step_ms"]["all"])) == (7, 3)
+
+
+def test_a_checkpoint_of_plain_adamw_goes_on_with_fused_adamw(trained):
+    trained(3, "--disable-fused-adamw", "--checkpoint-dir", "saved", script=V2)
+    rest = trained(6, *AGAIN, script=V2)
+    assert rest == pytest.approx(trained(6, script=V2)[3:], abs=1e-5)
 
 
 def test_everything_that_a_step_may_depend_on_is_restored(monkeypatch, tmp_path):

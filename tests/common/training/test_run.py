@@ -31,7 +31,9 @@ def losses(path: Path) -> list[float]:
 
 
 def test_a_run_prints_a_summary_and_writes_its_record(run_script, execute, tmp_path):
-    done = run_script(SCRIPT, *QUICK, "--time-phases", "--metrics-out", "out/metrics.json")
+    done = run_script(
+        SCRIPT, *QUICK, "--deterministic", "--time-phases", "--metrics-out", "out/metrics.json"
+    )
     record = json.loads((tmp_path / "out/metrics.json").read_text())
     assert record["schema"] == "tiny-llama-run/1" and record["status"] == "completed"
     assert len(record["loss"]["all"]) == len(record["step_ms"]["all"]) == 4
@@ -43,8 +45,10 @@ def test_a_run_prints_a_summary_and_writes_its_record(run_script, execute, tmp_p
     assert "entropy of the source" in done.stdout, (
         "the floor of synthetic data stands beside the loss"
     )
+    assert record["deterministic"] is True and ", fp32, deterministic, " in done.stdout
     for seed in (0, 1):
-        execute(SCRIPT, *QUICK, "--seed", seed, "--metrics-out", "again.json")
+        flags = ("--deterministic", "--seed", seed, "--metrics-out", "again.json")
+        execute(SCRIPT, *QUICK, *flags)
         same = losses(tmp_path / "again.json") == record["loss"]["all"]
         assert same == (seed == 0), (
             "the same seed gives the same bits in another process, another seed other losses"

@@ -100,6 +100,11 @@ def test_runs_differ_by_what_a_step_depends_on_by_processes_and_by_losses():
         "precision tf32 (False and True)",
     ]
     assert run_record.conditions(ours) == run_record.conditions(record(step_ms__median=99.0))
+    # Runs of older records were deterministic.
+    assert run_record.conditions(ours) == run_record.conditions(record(deterministic=True))
+    assert run_record.differences(
+        run_record.conditions(record(deterministic=False)), run_record.conditions(ours)
+    ) == ["deterministic (False and True)"]
     assert run_record.loss_difference(ours, record(loss__all=[7.0, 6.5])) == (0.5, 2), (
         "over the steps that both have"
     )

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from tests.conftest import ROOT, V1
@@ -171,6 +172,14 @@ def test_the_fused_forms_move_and_compute_what_they_must(cpu_trace, tmp_path):
         assert grown[1] == pytest.approx(computed, rel=1e-3, abs=1), name
     assert floors["launch"] == {name: found[name]["time_us"] for name in floors["launch"]}
     assert floors["neither"]["fused optimizer"] == pytest.approx(step.overhead("optimizer"))
+
+
+def test_a_fused_optimizer_is_no_target_where_the_optimizer_is_fused(cpu_profile):
+    step = read_step(cpu_profile)
+    others = [row for row in step.rows if row.span != "optimizer"]
+    (fused, *_) = [row for row in step.rows if row.span == "optimizer"]
+    fused = replace(step, rows=[*others, fused._replace(name="aten::_fused_adamw_")])
+    assert by_name(step).keys() - by_name(fused).keys() == {"fused optimizer"}
 
 
 def test_without_ceilings_nothing_is_classed_and_it_says_what_to_do(analyze, cpu_trace, tmp_path):
