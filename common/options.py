@@ -366,7 +366,7 @@ def add_profiling_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--measure-peak",
         action="store_true",
-        help="time a large GEMM and a copy first; also gives the %% of measured GEMM",
+        help="time a large GEMM and a copy first, on a GPU for 10 s; gives the %% of measured GEMM",
     )
     add(
         "--time-phases",

@@ -3,7 +3,7 @@ its marker names.
 
 A column is a name, `HEAD = KEY`, or `HEAD = KEY / NUMBER`. A key leads into the row, with a dot for
 each level, such as `step_ms.median`. The record of a training run also has the columns of
-`run_facts.columns` and of `profile_facts`.
+`run_facts.columns` and of `profile_facts`; that of a decoding run has "% of data sheet".
 """
 
 import functools
@@ -14,13 +14,16 @@ from typing import Any
 from common import ROOT
 from common.config import PRESETS
 from tracepage import files
+from tracepage.cost import peaks
 from tracepage.errors import UsageError
 from tracepage.records import run_record, step_profile
+from tracepage.records.study_files import Decoding
 from tracepage.show import run_facts, tables
 from tracepage.views import bandwidth
 
 # The spans that a profile may have.
 SPANS = ("embed", "norm", "attention", "mlp", "residual", "loss", "optimizer", "other")
+DECODING = files.schema_of(Decoding)
 Facts = Mapping[str, object]
 
 
@@ -57,12 +60,22 @@ def rows(columns: Sequence[str], paths: Sequence[Path], part: str = "") -> str:
         facts: dict[str, object] = {}
         if record.get("schema") == run_record.SCHEMA:
             facts = run_facts.columns(run_record.read_timed(path))
+        if record.get("schema") == DECODING:
+            facts["% of data sheet"] = reading_percent(record)
         if part and "device" in record:
             facts["device"] = run_facts.device(record)
         for row in value_of(record, part) if part else [record]:
             cells.append([_cell(column, row, facts, path) for column in columns])
     heads = [column.partition(" = ")[0] for column in columns]
     return f"{conditions(records)}\n\n{tables.markdown(heads, cells)}"
+
+
+def reading_percent(run: Mapping[str, Any]) -> float | None:
+    """Bytes a second of a decoding step in percent of the data sheet's bandwidth, as decoding only
+    reads: a copy, which also writes, is slower. None if the device is not listed.
+    """
+    known = peaks.datasheet(run["device"]["name"], run["device"].get("multiprocessors"))
+    return 100 * run["bytes_per_second"] / known["bandwidth"] if known else None
 
 
 def _cell(column: str, row: Mapping[str, Any], facts: Facts, path: Path) -> object:

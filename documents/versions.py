@@ -106,7 +106,8 @@ def read_cases(paths: Sequence[Path]) -> list[Case]:
         if len(shapes) > 1:
             raise UsageError(f"{path} has several shapes: a case has one")
         runs = {cell["model"]: cell["runs"] for cell in study["cells"]}
-        case = Case(preset_of(path), study["precision"]["compute"], *shapes, study, runs)
+        [shape] = shapes
+        case = Case(preset_of(path), study["precision"]["compute"], shape, study, runs)
         machines.add((run_facts.device(study), study["environment"]["torch"]))
         if case.title() in cases:
             raise UsageError(f"{path} is a second benchmark of {case.title()}: a table has one")

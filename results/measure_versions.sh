@@ -89,7 +89,7 @@ peer_traces() {
     mkdir -p "$out/traces"
     for run in "$@"; do
         python $v2/benchmark_suite.py --preset "${run%:*}" --use-amp --batch-sizes preset --seq-lengths preset --num-steps 1 \
-            --metrics throughput,memory --repeats 1 --models $models --trace-dir "$out/traces" --output-dir "$work"
+            --metrics throughput,memory --repeats 1 --models $models --trace-dir "$out/traces" --output-dir "$work" || code=1
     done
 }
 

@@ -20,6 +20,9 @@ for Liger. An operation and its gradients for all inputs are timed in two ways:
     host       called from Python as in training: at small sizes this is the time to launch it
     GPU        on a GPU the same, recorded as a graph and replayed, so that launches cost nothing
 
+A contender that reads a number back to the host, as Liger's loss does, cannot be recorded. Its time
+is held against the kernel's from Python.
+
 From the second (on a CPU from the first) follow the GB/s of norms, RoPE and SwiGLU by the numbers
 that they must read and write, and the TFLOP/s of attention (seven products of the pairs that are
 not masked) and of the loss (three). Their share is that of a large copy or a matrix product here.

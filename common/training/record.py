@@ -153,11 +153,14 @@ def build(
         device["name"], precision.name, options.allow_tf32, device.get("multiprocessors")
     )
     rate = counted["total"] / seconds
-    mfu = peak and {
-        "utilization": rate / peak,
-        "peak_flops_per_second": peak,
-        "peak_source": "data sheet",
-    }
+    in_fp8 = facts.get("settings", {}).get("fp8")  # These products have another peak.
+    mfu = None
+    if peak and not in_fp8:
+        mfu = {
+            "utilization": rate / peak,
+            "peak_flops_per_second": peak,
+            "peak_source": "data sheet",
+        }
     return cast(
         TimedRun,
         {
@@ -167,7 +170,7 @@ def build(
             "tokens_per_second": world_size * options.batch_size * options.seq_len / seconds,
             "samples_per_second": world_size * options.batch_size / seconds,
             "flops_per_second": rate,
-            "mfu": mfu or None,
+            "mfu": mfu,
         },
     )
 

@@ -51,6 +51,16 @@ def test_a_list_in_a_record_has_a_row_each(tmp_path):
         rows.rows(["bytes"], [tmp_path / "lab.json"], "list")
 
 
+@pytest.mark.parametrize("device, percent", [("NVIDIA H100 80GB HBM3", "50"), ("A GPU", "")])
+def test_decoding_is_held_against_the_bandwidth_of_the_data_sheet(device, percent, tmp_path):
+    path = tmp_path / "large_v1.json"
+    run = {key: records.record()[key] for key in ("date", "environment")}
+    named = {"kind": "cuda", "name": device, "memory_mib": 1.0}
+    rate = {"schema": "tiny-llama-decoding/1", "bytes_per_second": 3.35e12 / 2}
+    write_json(path, run | rate | {"device": named})
+    assert cells(rows.rows(["% of data sheet"], [path])) == [["% of data sheet"], [percent]]
+
+
 def test_files_come_in_order_of_presets_and_a_pattern_without_files_is_refused():
     assert [rows.preset_of(path) for path in rows.find(["results/h200/v1_*.json"])] == [
         "tiny",

@@ -72,3 +72,25 @@ def test_what_a_study_that_failed_or_was_stopped_measured_is_kept(
     assert done.returncode == code
     written = [f"versions_tiny_{precision}.json{end}" for precision in precisions]
     assert sorted(path.name for path in (tmp_path / "results/name").iterdir()) == written
+
+
+def test_large_steps_are_measured_under_load_in_turns_with_their_deterministic_form(tmp_path):
+    """`python` is a stand-in that keeps its arguments."""
+    for folder in ("bin", "results"):
+        (tmp_path / folder).mkdir()
+    script = shutil.copy(ROOT / "results/measure_versions.sh", tmp_path / "results")
+    python = tmp_path / "bin/python"
+    log = tmp_path / "arguments"
+    keep = f"""echo "$@" >>{log}\nwhile [ "$1" != --output-dir ]; do shift; done"""
+    done = """echo '{"status": "completed"}' >"$2/benchmark.json\""""
+    python.write_text(f"#!/bin/sh\n{keep}\n{done}\n")
+    python.chmod(0o755)
+    environment = {"PATH": f"{python.parent}:{os.environ['PATH']}", "PRECISIONS": "bf16"}
+    command = ["bash", script, "name", "determinism", "small:2", "large:2"]
+    subprocess.run(command, env={**os.environ, **environment}, check=True)
+    small, large = log.read_text().splitlines()
+    sustained = "--metrics throughput,memory,energy --load-seconds 10 --timed-seconds 10"
+    assert sustained in large and "--load-seconds" not in small
+    assert "--models v1,v1-deterministic,v2-captured,v2-captured-deterministic," in large
+    written = sorted(path.name for path in (tmp_path / "results/name").iterdir())
+    assert written == ["determinism_large_bf16.json", "determinism_small_bf16.json"]

@@ -23,14 +23,21 @@ ONE_PROCESS = (
 
 def peak_flops(run: AnyRun, precision: str | None = None) -> float | None:
     """FLOP/s of the run's device in its number format, or another, by the data sheet; None if that
-    is not listed.
+    is not listed, or if products in FP8 and in the run's format have one each.
     """
+    if products_in_fp8(run) and not precision:
+        return None
     device = run["device"]
     number_format = run["precision"]
     compute = precision or number_format["compute"]
     return peaks.flops_per_second(
         device["name"], compute, number_format["tf32"], device.get("multiprocessors")
     )
+
+
+def products_in_fp8(run: AnyRun) -> bool:
+    """Whether some of its products are in FP8; the record does not know their share."""
+    return bool(run.get("settings", {}).get("fp8"))
 
 
 def mfu(run: TimedRun) -> float | None:
@@ -233,12 +240,15 @@ def _utilization(run: TimedRun) -> str:
     """Shares of the data sheet's peak and of the product that the run measured."""
     rate = run["flops_per_second"]
     peak = peak_flops(run)
+    fp8 = peak_flops(run, "fp8")
     text = "not given, as this device's peak is not listed"
     if peak:
         text = f"{100 * rate / peak:.1f}% of {tables.format_rate(peak)} (data sheet)"
-        fp8 = peak_flops(run, "fp8")
-        if run.get("settings", {}).get("fp8") and fp8:
-            text += f"; {100 * rate / fp8:.1f}% of {tables.format_rate(fp8)} in FP8"
+    elif products_in_fp8(run) and fp8:
+        text = (
+            "not given, as products in two formats have two peaks; "
+            f"{100 * rate / fp8:.1f}% of {tables.format_rate(fp8)} in FP8 (data sheet)"
+        )
     if run["ceilings"]:
         gemm = tables.format_rate(run["ceilings"]["flops_per_second"])
         text += f"; {of_measured_gemm(run):.1f}% of measured GEMM ({gemm})"

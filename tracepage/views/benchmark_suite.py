@@ -167,7 +167,7 @@ def results(measured: Benchmark) -> Rows:
     for cell in measured["cells"]:
         row: Row = {name: cell.get(name) for name in COLUMNS}
         if cell["status"] == "ok":
-            runs = cell["runs"]
+            runs: list[Any] = cell["runs"]
             steps = pandas.DataFrame([run["step_ms"] for run in runs]).median()
             tokens = row["batch_size"] * row["sequence_length"]
             row |= {"ms": steps["median"], "p20": steps["p20"], "p80": steps["p80"]}

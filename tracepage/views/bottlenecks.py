@@ -113,6 +113,8 @@ def limits(profile: Profile) -> list[tuple[str, str]]:
     work = f"{tables.format_rate(run['flops_per_second'])}, "
     if peak:
         work += f"MFU {shares['MFU %']:.3g} % of {tables.format_rate(peak)} (data sheet)"
+    elif run_facts.products_in_fp8(run):
+        work += "no MFU (products in two formats)"
     else:
         work += "no MFU (peak not listed)"
     if ceilings:

@@ -33,10 +33,20 @@ def share(row: TimedKernel, measured: KernelBenchmark) -> float:
 
 
 def ratio(row: TimedKernel, other: TimedKernel) -> float:
-    """Time of `row` over the time of `other`, on the GPU where both have it, else of the host."""
+    """Time of `row` over the time of `other`, both timed in the same way."""
     if row["gpu_ms"] and other["gpu_ms"]:
         return row["gpu_ms"]["median"] / other["gpu_ms"]["median"]
     return row["host_ms"]["median"] / other["host_ms"]["median"]
+
+
+def compared(row: TimedKernel, kernel: TimedKernel) -> float | str:
+    """A peer's time over the kernel's; it says so where both are plain launches, because the peer
+    cannot be replayed as a graph.
+    """
+    times = ratio(row, kernel)
+    if kernel["gpu_ms"] and not row["gpu_ms"]:
+        return f"{tables.format_number(times)} (launched)"
+    return times
 
 
 def render_kernel_benchmark(path: Path) -> Report:
@@ -60,7 +70,7 @@ def render_kernel_benchmark(path: Path) -> Report:
 
 def rate_table(measured: KernelBenchmark) -> tables.Table:
     """A row per operation and shape: the kernel's rate, each peer's time relative to the kernel's,
-    and memory.
+    and the memory of all.
     """
     shapes: dict[tuple[str, int, int, int], dict[str, TimedKernel]] = {}
     for row in measured["rows"]:
@@ -70,15 +80,18 @@ def rate_table(measured: KernelBenchmark) -> tables.Table:
         kernel = contenders["kernel"]
         reached = tables.format_number(rate(kernel) / UNITS[kernel["unit"]])
         ratios = []
+        peaks = [kernel["peak_mib"]]
         for name in PEERS:
-            ratios.append(ratio(contenders[name], kernel) if name in contenders else None)
-        peaks = [kernel["peak_mib"], contenders["eager"]["peak_mib"]]
+            peer = contenders.get(name)
+            ratios.append(compared(peer, kernel) if peer else None)
+            peaks.append(peer["peak_mib"] if peer else None)
         reached_share = share(kernel, measured)
         head = [operation, f"{batch} x {length}", hidden, f"{reached} {kernel['unit']}"]
         rows.append([*head, reached_share, *ratios, *peaks])
     header = ["operation", "B x S", "D", "kernel", "% of ceiling"]
     header += [f"{name} / kernel" for name in PEERS]
-    return tables.filled([*header, "kernel's MiB", "eager's MiB"], rows)
+    header += [f"{name}'s MiB" for name in ("kernel", *PEERS)]
+    return tables.filled(header, rows)
 
 
 def time_table(measured: KernelBenchmark) -> tables.Table:

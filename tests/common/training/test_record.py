@@ -63,3 +63,5 @@ def test_rates_are_of_the_steps_without_the_profiler(monkeypatch):
     monkeypatch.setattr(record.peaks, "flops_per_second", lambda *_: 2e12)
     listed = build()
     assert listed["mfu"]["utilization"] == pytest.approx(rate / 2e12)
+    model.switches = {"fp8": True}
+    assert build()["mfu"] is None
