@@ -158,6 +158,11 @@ def summary(record: RunRecord | TimedRun) -> str:
         lines.append(f"  switches on  {', '.join(switches) or 'none'}")
     if run_record.finished(record):
         lines += _measured(record)
+    if "fp8" in record:
+        fp8 = dict(record["fp8"])
+        steps = tables.counted(fp8.pop("saturated_steps"), "step")
+        kinds = ", ".join(f"{kind} {count}" for kind, count in fp8.items())
+        lines.append(f"  FP8          {steps} in which a tensor was clipped ({kinds})")
     held_out = record.get("held_out")
     if held_out:
         unseen = f"{tables.counted(held_out['sequences'], 'sequence')} that training does not see"
