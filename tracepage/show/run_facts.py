@@ -158,10 +158,10 @@ def summary(record: RunRecord | TimedRun) -> str:
         lines.append(f"  switches on  {', '.join(switches) or 'none'}")
     if run_record.finished(record):
         lines += _measured(record)
-    if "fp8" in record:
-        fp8 = dict(record["fp8"])
-        steps = tables.counted(fp8.pop("saturated_steps"), "step")
-        kinds = ", ".join(f"{kind} {count}" for kind, count in fp8.items())
+    fp8 = record.get("fp8")
+    if fp8:
+        steps = tables.counted(fp8["saturated_steps"], "step")
+        kinds = f"x {fp8['x']}, weight {fp8['weight']}, gradient {fp8['gradient']}"
         lines.append(f"  FP8          {steps} in which a tensor was clipped ({kinds})")
     held_out = record.get("held_out")
     if held_out:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from common.config import ModelConfig
 from common.device import stream_before_capture
 from common.precision import Precision
-from common.training import capture, preparation
+from common.training import capture, ending, preparation
 from common.training.capture import CapturedStep
 from tests.conftest import runs_kernels
 from tests.oracle import DEVICE
@@ -196,6 +196,15 @@ def losses_with(monkeypatch, outlier: float | None, count: int) -> tuple[list[fl
         for _ in range(count):
             losses.append(step(batch()).item())
     return losses, optimizer.scales
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_the_record_gets_what_the_optimizer_has_counted():
+    _, optimizer, step = made(True)
+    step(batch())
+    optimizer.scales.saturated.copy_(torch.tensor([1.0, 0.0, 2.0, 3.0]))
+    counted = {"saturated_steps": 3, "x": 1, "weight": 0, "gradient": 2}
+    assert ending.fp8_saturation(optimizer) == counted
 
 
 @pytest.mark.usefixtures("no_kernels")
