@@ -280,7 +280,10 @@ def errors(model: Model, baseline: Model, options: Options, repeats: int) -> dic
     for seed in range(options.seed, options.seed + repeats):
         seeded = replace(options, seed=seed)
         by_seed.append(accuracy.errors_against_float64(*versions, seeded, model.flags))
-    largest = {name: max(by_tensor[name] for by_tensor in by_seed) for name in by_seed[0]}
+    largest = dict(by_seed[0])
+    for by_tensor in by_seed:
+        for name, value in by_tensor.items():
+            largest[name] = max(largest[name], value)
     gradients = [name for name in largest if name.startswith(accuracy.GRADIENT)]
     worst = max(gradients, key=largest.__getitem__)
     return {

@@ -67,10 +67,7 @@ Table = Operations | None  # None: what `choose` gives
 class AttentionFunction(Function):
     """x + branch, if there is one, and what attention on its norm adds to that sum; all [N, D].
 
-    The sum has one gradient, which is that of x and of branch alike. So only the branch is given
-    it, and x is marked as not differentiable. The first block has no branch: there x is given it.
-    With `fp32-residual-gradient` x is given it in every block, in float32, which is then the one
-    that is added to; the branch is given a copy in the products' dtype.
+    The sum has one gradient: `norm_gradients` says whether x or the branch is given it, or both.
     """
 
     @staticmethod
@@ -92,16 +89,15 @@ class AttentionFunction(Function):
     @once_differentiable
     @span("attention")
     def backward(ctx, dtotal: Tensor | None, dbranch: Tensor):  # type: ignore[override]
-        dtotal = dbranch if dtotal is None else dtotal
         block, shared, qkv, output, y, norm, attended = saved(ctx)
         plan = shared.plan
         doutput = plan.matrix_gradient(output, dbranch, attended.out)
         dpacked, dots = attended.gradient(dbranch @ shared.weight(output))
         dqkv = plan.matrix_gradient(qkv, dpacked, y)
         product = (dpacked, dots, shared.weight(qkv))
-        dx, dprevious, dnorm = norm_gradients.through_product(ctx, plan, product, dtotal, norm)
+        dx, dprev, dnorm = norm_gradients.through_product(ctx, plan, product, dtotal, dbranch, norm)
         plan.block_done(block)
-        return dx, dprevious, None, None, dnorm, dqkv, doutput
+        return dx, dprev, None, None, dnorm, dqkv, doutput
 
 
 class FeedForwardFunction(Function):
@@ -124,7 +120,6 @@ class FeedForwardFunction(Function):
     @once_differentiable
     @span("mlp")
     def backward(ctx, dtotal: Tensor | None, dbranch: Tensor):  # type: ignore[override]
-        dtotal = dbranch if dtotal is None else dtotal
         shared, gate_up, down, y, norm, gates, hidden = saved(ctx)
         plan = shared.plan
         ddown = plan.matrix_gradient(down, dbranch, hidden)
@@ -133,8 +128,8 @@ class FeedForwardFunction(Function):
         del dhidden  # frees its memory for what follows
         dgate_up = plan.matrix_gradient(gate_up, dgates, y)
         product = (dgates, dots, shared.weight(gate_up))
-        dx, dprevious, dnorm = norm_gradients.through_product(ctx, plan, product, dtotal, norm)
-        return dx, dprevious, None, None, dnorm, dgate_up, ddown
+        dx, dprev, dnorm = norm_gradients.through_product(ctx, plan, product, dtotal, dbranch, norm)
+        return dx, dprev, None, None, dnorm, dgate_up, ddown
 
 
 class Attention(nn.Module):

@@ -16,6 +16,7 @@ from common.data import Batches, Dataset
 from common.options import RunOptions
 from common.precision import Precision
 from common.timing import Clock, phase_times, summarize
+from common.training import preparation
 from common.training.preparation import Prepared, Step
 from common.training.profiler import Profiler
 from tracepage.errors import RunError
@@ -39,6 +40,15 @@ def evaluate(
         raise RunError(f"the held-out loss is {loss:.3g}: lower --learning-rate", shared=True)
     sequences = ranks.here().world_size * options.batch_size * len(losses)
     return {"loss": loss.item(), "perplexity": perplexity, "sequences": sequences}
+
+
+def fp8_saturation(optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """In how many steps a tensor in FP8 was clipped: any, an x, a W, a gradient of a product. The
+    optimizer's state counts them.
+    """
+    state = next(iter(preparation.states(optimizer).values()))
+    inputs, matrices, gradients, steps = map(int, state["fp8_saturated"].tolist())
+    return {"saturated_steps": steps, "x": inputs, "weight": matrices, "gradient": gradients}
 
 
 def save_model(folder: Path, prepared: Prepared, options: RunOptions, dataset: Dataset) -> None:

@@ -417,6 +417,8 @@ class Run:
         if self.held_out and completed:
             held_out = ending.evaluate(self.prepared.model, self.held_out, self.precision, options)
             self.amend(held_out=held_out)
+        if options.switches.get("fp8") and not ended:
+            self.amend(fp8=ending.fp8_saturation(self.prepared.optimizer))
         print(run_facts.summary(self.record))
         print(f"  metrics      {self.metrics}")
         if ended:

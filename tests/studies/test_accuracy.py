@@ -81,6 +81,20 @@ def test_errors_are_sorted_and_those_against_float64_are_a_yardstick(config, fla
     )
 
 
+def test_the_gradients_together_are_one_vector():
+    expected = {
+        "logits": torch.ones(2),
+        "gradient of a": torch.tensor([3.0, 0.0]),
+        "gradient of b": torch.tensor([[4.0]]),
+    }
+    got = expected | {"logits": torch.zeros(2), "gradient of b": torch.tensor([[3.0]])}
+    errors = accuracy.errors(expected, got)
+    assert errors[accuracy.TOGETHER] == pytest.approx(1 / 5)
+    assert errors["gradient of a"] == 0 and errors["gradient of b"] == 0.25
+    got["gradient of a"] = torch.full((2,), float("nan"))
+    assert accuracy.together(expected, got) == float("inf")
+
+
 def sees_one_token_more(q, k, v):
     future = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(diagonal=2)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=~future, enable_gqa=True)

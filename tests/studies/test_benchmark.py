@@ -241,3 +241,5 @@ def test_a_whole_benchmark(execute, config, monkeypatch, tmp_path):
     assert len(measured["accuracy"]) == len(names)
     for entry in measured["accuracy"]:
         assert 0 < entry["gradient_error"] < 1e-4 and 0 < entry["logits_error"] < 1e-5
+        (together,) = entry["gradients_together"]
+        assert 0 < together < 1e-5

@@ -71,6 +71,29 @@ def test_a_gradient_of_float32_is_rounded_where_gradients_are_kept_in_bf16(monke
     )
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_residual_gradient_is_bf16_or_float32_between_layers(no_kernels, wide):
+    """In float32 it holds more than bf16 can, and products are given it rounded."""
+    model = models.build(tiny_llama_v4, tiny_llama_v4.SWITCHES | {"fp32-residual-gradient": wide})
+    optimizer = tiny_llama_v4.make_optimizer(model, SimpleNamespace(learning_rate=1e-3))
+    step = tiny_llama_v4.make_step(model, optimizer, Precision(DEVICE, torch.bfloat16))
+    streams, branches = [], []
+
+    def watch(module, arguments, results):
+        for tensor, grads in zip(results, (streams, branches), strict=True):
+            if tensor.requires_grad:
+                tensor.register_hook(grads.append)
+
+    for layer in model.layers:
+        layer.register_forward_hook(watch)
+    step(models.batch())
+    assert {grad.dtype for grad in branches} == {torch.bfloat16}
+    assert len(branches) == len(model.layers) and len(streams) == wide * len(branches)
+    for stream, branch in zip(streams, branches if wide else [], strict=True):
+        assert stream.dtype == torch.float32 and not torch.equal(stream, branch.float())
+        assert torch.equal(stream.bfloat16(), branch)
+
+
 def test_gradients_are_linear_in_the_loss_and_add_up_without_its_optimizer(no_kernels):
     batch, gradients = models.batch(), []
     for factors in ((1.0,), (3.0,), (1.0, 2.0)):

@@ -56,6 +56,16 @@ class HeldOut(TypedDict):
     sequences: PositiveInt
 
 
+class Saturation(TypedDict):
+    """In how many steps a tensor in FP8 outgrew its scale, so that it was clipped."""
+
+    saturated_steps: NonNegativeInt
+    # Of these, steps in which that was so of an x, a weight, a gradient of a product x W^T.
+    x: NonNegativeInt
+    weight: NonNegativeInt
+    gradient: NonNegativeInt
+
+
 class Training(TypedDict):
     preset: str
     batch_size: PositiveInt
@@ -88,6 +98,7 @@ class AnyRun(Header):
     memory: PeakMemory
     loss: Losses
     held_out: NotRequired[HeldOut]  # with --eval-steps
+    fp8: NotRequired[Saturation]  # with products in FP8; not in older records
     # Of every process: forward_ms without waiting, step_ms (median), peak_mib.
     ranks: NotRequired[dict[str, list[Amount]]]
 

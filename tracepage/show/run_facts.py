@@ -189,6 +189,11 @@ def summary(record: RunRecord | TimedRun) -> str:
         lines.append(f"  switches on  {', '.join(switches) or 'none'}")
     if run_record.finished(record):
         lines += _measured(record)
+    fp8 = record.get("fp8")
+    if fp8:
+        steps = tables.counted(fp8["saturated_steps"], "step")
+        kinds = f"x {fp8['x']}, weight {fp8['weight']}, gradient {fp8['gradient']}"
+        lines.append(f"  FP8          {steps} in which a tensor was clipped ({kinds})")
     held_out = record.get("held_out")
     if held_out:
         unseen = f"{tables.counted(held_out['sequences'], 'sequence')} that training does not see"

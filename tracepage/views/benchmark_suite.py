@@ -145,14 +145,14 @@ def add_tables(report: Report, measured: Benchmark, rows: Rows) -> None:
     if "accuracy" in metrics:
         report.section("Accuracy")
         columns = ("model", "logits_error", "gradient_error", "gradient")
-        compared = [cell for cell in measured["accuracy"] if cell["status"] == "ok"]
-        rows = []
-        for cell in compared:
+        errors = []
+        for cell in measured["accuracy"]:
             by_seed = cell.get("gradients_together", [])
             middle = median(by_seed) if by_seed else None
-            rows.append([*map(cell.get, columns), middle, len(by_seed) or None])
+            if cell["status"] == "ok":
+                errors.append([*map(cell.get, columns), middle, len(by_seed) or None])
         header = ["model", "error of the logits", "largest of a gradient", "which is of"]
-        report.table([*header, "all gradients together", "seeds"], rows)
+        report.table([*header, "all gradients together", "seeds"], errors)
         report.text(
             f"At B {measured['batch_sizes'][0]}, S {measured['sequence_lengths'][0]} only: the "
             "largest difference over the largest element, of all seeds, against the first version "

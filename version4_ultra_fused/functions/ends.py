@@ -86,5 +86,5 @@ class LossFunction(torch.autograd.Function):
             dlogits = dlogits * dloss
         dhead = plan.matrix_gradient(head, dlogits, y)
         dy = dlogits @ plan.buffers.weight(head, dlogits.dtype)
-        dx, dprevious, dnorm = norm_gradients.of_norm(ctx, plan, dy, None, norm)
+        dx, dprevious, dnorm = norm_gradients.of_norm(ctx, plan, dy, None, None, norm)
         return dx, dprevious, None, None, dnorm, dhead

@@ -108,10 +108,9 @@ class FP8AttentionFunction(torch.autograd.Function):
     @once_differentiable
     @span("attention")
     def backward(ctx, dtotal: Tensor | None, dbranch: Tensor):  # type: ignore[override]
-        dtotal = dbranch if dtotal is None else dtotal
         norm, attended, into, out_of = saved(ctx)
         dy = into.backward(attended.gradient(out_of.backward(dbranch))[0])
-        dx, dprevious, dnorm = norm_gradients.of_norm(ctx, ctx.plan, dy, dtotal, norm)
+        dx, dprevious, dnorm = norm_gradients.of_norm(ctx, ctx.plan, dy, dtotal, dbranch, norm)
         ctx.plan.block_done(ctx.block)
         return dx, dprevious, None, None, dnorm, None, None
 
@@ -142,14 +141,13 @@ class FP8FeedForwardFunction(torch.autograd.Function):
     @once_differentiable
     @span("mlp")
     def backward(ctx, dtotal: Tensor | None, dbranch: Tensor):  # type: ignore[override]
-        dtotal = dbranch if dtotal is None else dtotal
         norm, gates, into, out_of = saved(ctx)
         operations = ctx.plan.operations
         dgates = operations.swiglu_backward_quantized(
             out_of.backward(dbranch), gates, into.gradient
         )
         dy = into.backward_stored(*dgates)
-        dx, dprevious, dnorm = norm_gradients.of_norm(ctx, ctx.plan, dy, dtotal, norm)
+        dx, dprevious, dnorm = norm_gradients.of_norm(ctx, ctx.plan, dy, dtotal, dbranch, norm)
         return dx, dprevious, None, None, dnorm, None, None
 
 

@@ -32,18 +32,28 @@ def _gradients(
     return dx if needs_x else None, dbranch if needs_branch else None, dweight
 
 
-def of_norm(ctx, plan: MemoryPlan, dy: Tensor, dtotal: Tensor | None, norm: Norm) -> Gradients:
+def of_norm(
+    ctx,
+    plan: MemoryPlan,
+    dy: Tensor,
+    dtotal: Tensor | None,
+    dbranch: Tensor | None,
+    norm: Norm,
+) -> Gradients:
     """The gradients of x, the branch and the norm's weight, or None where autograd needs none.
 
     Args:
         ctx: of a Function whose first arguments are x and branch.
         dy: [N, D], the gradient of the norm's result.
-        dtotal: [N, D], the gradient of the sum x + branch from elsewhere, or None.
+        dtotal: [N, D], the gradient of the sum x + branch from elsewhere, in the dtype of the
+            residual stream; None where it has none of its own, or only `dbranch`.
+        dbranch: the same in the products' dtype, or None.
         norm: from `add_norm`.
     """
     with span("norm"):
         dtypes = _dtypes(ctx, dy, norm)
-        results = plan.operations.add_norm_backward(dy, dtotal, norm, *dtypes)
+        added = dbranch if dtotal is None else dtotal
+        results = plan.operations.add_norm_backward(dy, added, norm, *dtypes)
         return _gradients(ctx, plan, results, norm)
 
 
@@ -51,7 +61,8 @@ def through_product(
     ctx,
     plan: MemoryPlan,
     product: tuple[Tensor, Tensor | None, Tensor],
-    dtotal: Tensor,
+    dtotal: Tensor | None,
+    dbranch: Tensor,
     norm: Norm,
 ) -> Gradients:
     """`of_norm` of dy = dout W; `product` is dout [N, C], `dots` of `product_norm_backward`, and W
@@ -59,7 +70,8 @@ def through_product(
     """
     dout, dots, weight = product
     dtype, branch_dtype = _dtypes(ctx, dout, norm)
+    added = dbranch if dtotal is None else dtotal
     results = plan.operations.product_norm_backward(
-        dout, dots, weight, dtotal, norm, dtype=dtype, branch_dtype=branch_dtype
+        dout, dots, weight, added, norm, dtype=dtype, branch_dtype=branch_dtype
     )
     return _gradients(ctx, plan, results, norm)

@@ -195,6 +195,7 @@ class MasterAdamW(torch.optim.Optimizer):
         state = {"step": self.steps}
         if self.scales:
             state["fp8_largest"] = self.scales.largest
+            state["fp8_saturated"] = self.scales.saturated
         return state | dict(zip(MOMENTS, moments, strict=True))
 
     def communicate(self, form: str) -> None:

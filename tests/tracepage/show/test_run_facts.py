@@ -24,6 +24,9 @@ def test_utilization_is_of_the_data_sheets_peak_even_beside_a_measured_gemm():
     text = " ".join(run_facts.summary(run).split())
     assert "MFU not given, as products in two formats have two peaks; 0.3% of 1,979 TFLOP/s" in text
     assert run_facts.mfu(run) is None and run_facts.columns(run)["MFU %"] is None
+    run["fp8"] = {"saturated_steps": 2, "x": 2, "weight": 0, "gradient": 1}
+    clipped = "2 steps in which a tensor was clipped (x 2, weight 0, gradient 1)"
+    assert clipped in " ".join(run_facts.summary(run).split())
     assert run_facts.mfu(
         records.record(device__name="NVIDIA H200", precision__tf32=True)
     ) == pytest.approx(100 * 25e3 / 495e12)

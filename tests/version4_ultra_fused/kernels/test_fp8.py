@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from common.config import ModelConfig
 from common.device import stream_before_capture
 from common.precision import Precision
-from common.training import capture, preparation
+from common.training import capture, ending, preparation
 from common.training.capture import CapturedStep
 from tests.conftest import runs_kernels
 from tests.oracle import DEVICE
@@ -17,6 +17,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton")
 from version4_ultra_fused import tiny_llama_v4
+from version4_ultra_fused.functions import fp8_block
 from version4_ultra_fused.kernels import KERNELS, REFERENCE, available, reference
 from version4_ultra_fused.kernels.fp8 import scales as fp8_scales
 from version4_ultra_fused.kernels.fp8.scales import ASSUMED, GRADIENT, HISTORY, Scales
@@ -143,11 +144,100 @@ def test_a_scale_follows_the_largest_magnitude_of_the_last_steps():
     assert scales.scale[0, GRADIENT].item() * most[GRADIENT] == pytest.approx(0.25)
 
 
+def after(*magnitudes: float) -> Scales:
+    """Scales of one product after steps in which its x has had these largest magnitudes."""
+    scales = Scales([torch.nn.Parameter(torch.ones(16, 16, device=DEVICE))])
+    for magnitude in magnitudes:
+        scales.begin(tokens=8)
+        scales.seen[0] = torch.tensor([magnitude, 1.0, 0.5], device=DEVICE)
+        scales.end()
+    scales.begin(tokens=8)
+    return scales
+
+
+@pytest.mark.parametrize("magnitude", [float("inf"), float("nan"), 0.0])
+def test_a_magnitude_that_says_nothing_leaves_the_scale_as_it_is(magnitude):
+    expected = after(2.0).scale
+    assert torch.equal(after(2.0, magnitude).scale, expected)
+    assert torch.equal(after(2.0, *[magnitude] * (HISTORY + 1)).scale, expected)
+    assert torch.equal(after(magnitude).scale[0, 0], after().scale[0, 0])  # the assumed one
+
+
+def test_a_step_whose_tensor_outgrows_its_scale_is_counted_once():
+    assert after(2.0, 2.0, 2.0).saturated.tolist() == [0, 0, 0, 0]
+    assert after(2.0, 2.02, 1.0).saturated.tolist() == [0, 0, 0, 0]  # rounding is as far off
+    assert after(2.0, 2.2, 2.2).saturated.tolist() == [1, 0, 0, 1]
+    assert after(2.0, float("inf"), 2.0).saturated.tolist() == [1, 0, 0, 1]
+    assert after(2 * ASSUMED[0]).saturated.tolist() == [1, 0, 0, 1]
+    several = Scales([torch.nn.Parameter(torch.ones(16, 16, device=DEVICE))] * 2)
+    several.seen[:] = torch.tensor([1.0, 5.0, 9.0], device=DEVICE)  # W and gradient, in both
+    several.end()
+    assert several.saturated.tolist() == [0, 1, 1, 1]
+
+
+def losses_with(monkeypatch, outlier: float | None, count: int) -> tuple[list[float], Scales]:
+    """Losses on one batch, without updates, and the scales. In the second step one element of the
+    input of the first product is the outlier.
+    """
+    model, optimizer, step = made(True)
+    optimizer.param_groups[0].update(lr=0.0)
+    losses: list[float] = []
+    first = model.layers[0].self_attn.qkv_proj.weight
+
+    class Product(fp8_block.Product):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if outlier and len(losses) == 1 and self.parameter is first:
+                x = x.clone()
+                x[0, 0] = outlier
+            return super().forward(x)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fp8_block, "Product", Product)
+        for _ in range(count):
+            losses.append(step(batch()).item())
+    return losses, optimizer.scales
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_the_record_gets_what_the_optimizer_has_counted():
+    _, optimizer, step = made(True)
+    step(batch())
+    optimizer.scales.saturated.copy_(torch.tensor([1.0, 0.0, 2.0, 3.0]))
+    counted = {"saturated_steps": 3, "x": 1, "weight": 0, "gradient": 2}
+    assert ending.fp8_saturation(optimizer) == counted
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_an_infinity_in_one_tensor_loses_at_most_that_step(monkeypatch):
+    expected, clean = losses_with(monkeypatch, None, 4)
+    losses, scales = losses_with(monkeypatch, float("inf"), 4)
+    assert losses[1] != expected[1] and torch.tensor(losses).isfinite().all()
+    # Later steps have other scales where a tensor behind it was larger in that step, and none lost.
+    assert losses[2:] == pytest.approx(expected[2:], abs=0.02)
+    assert torch.equal(scales.scale[0, 0], clean.scale[0, 0])
+    assert scales.saturated[3] - clean.saturated[3] == 1
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_a_sudden_outlier_loses_no_step(monkeypatch):
+    """It is clipped and counted in its step; the next ones could hold it, until it is forgotten."""
+    outlier = 4096.0  # about 1,000 times as large as the rest
+    expected, clean = losses_with(monkeypatch, None, 3)
+    losses, scales = losses_with(monkeypatch, outlier, 3)
+    assert losses == pytest.approx(expected, abs=0.02)
+    assert scales.saturated[3] - clean.saturated[3] == 1
+    scale, usual = scales.scale[0, 0].clone(), clean.scale[0, 0]
+    assert scale * scales.most[0] == outlier
+    losses, scales = losses_with(monkeypatch, outlier, HISTORY + 3)
+    assert losses == pytest.approx(expected[:1] * len(losses), abs=0.05)
+    assert torch.equal(scales.scale[0, 0], usual) and usual < scale / 500
+
+
 @pytest.mark.usefixtures("no_kernels")
 def test_scales_are_forgotten_after_the_warm_up_and_resumed_exactly():
     model, optimizer, step = made(True)
     preparation.warm_up(preparation.Prepared(model, optimizer, step), BF16, batch(), passes=2)
-    assert not optimizer.scales.largest.any()
+    assert not optimizer.scales.largest.any() and not optimizer.scales.saturated.any()
     for number in range(3):
         step(batch(number))
     weights, state = {k: v.clone() for k, v in model.state_dict().items()}, optimizer.state_dict()
@@ -158,6 +248,7 @@ def test_scales_are_forgotten_after_the_warm_up_and_resumed_exactly():
         torch.equal(other.scales.largest, optimizer.scales.largest)
         and optimizer.scales.largest.any()
     )
+    assert torch.equal(other.scales.saturated, optimizer.scales.saturated)
     assert torch.equal(other_step(batch(3)), step(batch(3)))
     assert all(
         torch.equal(ours, theirs)

@@ -5,6 +5,9 @@ Of each product x W^T three tensors are stored in FP8: x, W and the gradient of 
 magnitudes are state of the optimizer. They start at zero, which stands for ASSUMED. Gradients are
 those of the mean loss, so they shrink as a batch grows. Their magnitude is kept for the sum of the
 losses, so that it does not depend on the batch.
+
+A magnitude that is not finite, or 0, says nothing of the steps to come, so the one of the step
+before stands in its place. A step in which a tensor outgrows its scale is counted on the device.
 """
 
 from collections.abc import Sequence
@@ -21,6 +24,9 @@ from torch import Tensor
 HISTORY = 16  # steps
 # The magnitudes of x, W and the gradient before the first step: far from both ends of the formats.
 ASSUMED = (32.0, 1.0, 4.0)
+# A tensor this much larger than its scale allows is clipped by more than rounding is off: half the
+# distance of a format's two largest numbers is 1/30 to 1/14 of them.
+CLIPPED = 1 + 1 / 32
 X = 0
 WEIGHT = 1
 GRADIENT = 2
@@ -68,6 +74,7 @@ class Scales:
 
     Attributes:
         largest: [products, 3, HISTORY], float32; 0 where a step was not there yet.
+        saturated: [4], float32; in how many steps an x, a W, a gradient, any of these was clipped.
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
@@ -76,6 +83,7 @@ class Scales:
 
         self.largest = zeros(HISTORY)
         self.seen = zeros()
+        self.saturated = torch.zeros(4, device=weights[0].device)
         self.scale = zeros(4)[..., 0]  # cuBLAS reads a scale at multiples of 16 bytes.
         self.place = {weight: number for number, weight in enumerate(weights)}
         e4m3, e5m2 = formats()
@@ -104,6 +112,8 @@ class Scales:
         """To be called after the backward pass: keeps what was found, over all processes."""
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(self.seen, dist.ReduceOp.MAX)
-        self.largest.copy_(
-            torch.cat([(self.seen / self.unit)[..., None], self.largest[..., :-1]], 2)
-        )
+        kinds = (self.seen > self.scale * self.most * CLIPPED).any(0)
+        self.saturated += torch.cat([kinds, kinds.any()[None]])
+        usable = (self.seen > 0) & (self.seen < torch.inf)
+        newest = torch.where(usable, self.seen / self.unit, self.largest[..., 0])
+        self.largest.copy_(torch.cat([newest[..., None], self.largest[..., :-1]], 2))
