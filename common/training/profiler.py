@@ -42,9 +42,8 @@ def exported(profile: torch.profiler.profile, path: Path) -> None:
         link.symlink_to(Path(hidden).resolve())
         profile.export_chrome_trace(f"{link}/trace.json")
         trace = Path(hidden, "trace.json")
-        if (
-            not trace.exists()
-        ):  # The profiler raises no error, and leaves a part under another name.
+        # Where a disk is full, the profiler leaves a part under another name, without an error.
+        if not trace.exists():
             raise RunError(f"the trace could not be written into {path.parent}: is the disk full?")
         trace.replace(path)
 
