@@ -93,6 +93,12 @@ class Timed(PeakMemory):
     joules: NotRequired[PositiveAmount]  # of a step
 
 
+class Environment(TypedDict):
+    """Versions that a timing depends on; python, platform, cuda and hip are only kept."""
+
+    torch: str
+
+
 class Header(TypedDict):
     """The keys that `common.training.record.header` writes at the beginning of every measurement's
     file.
@@ -101,7 +107,7 @@ class Header(TypedDict):
     command: str
     date: str
     device: Device
-    environment: dict[str, str | None]  # versions of python, platform, torch, cuda, hip
+    environment: Environment
 
 
 class StudyHeader(TypedDict):
@@ -112,7 +118,7 @@ class StudyHeader(TypedDict):
     command: str
     date: str
     device: Device | None
-    environment: dict[str, str | None] | None
+    environment: Environment | None
 
 
 class Attempted(TypedDict):

@@ -70,6 +70,21 @@ class Training(TypedDict):
     parallel: NotRequired[str | None]  # how several processes trained together
 
 
+class Data(TypedDict):
+    """The text of a run."""
+
+    name: str
+    tokens: PositiveInt
+    sha256: str
+    entropy_floor: Amount | None  # nats, where it is known
+
+
+class StepFlops(TypedDict):
+    forward: PositiveInt
+    backward: PositiveInt
+    total: PositiveInt
+
+
 class AnyRun(Header):
     """What the record of every run holds."""
 
@@ -80,9 +95,9 @@ class AnyRun(Header):
     training: Training
     settings: NotRequired[dict[str, Any]]  # the switches of the version
     precision: NumberFormat
-    data: dict[str, Any]  # name, tokens, sha256, and entropy_floor in nats where it is known
+    data: Data
     parameters: PositiveInt
-    flops_per_step: dict[Literal["forward", "backward", "total"], PositiveInt]
+    flops_per_step: StepFlops
     ceilings: Ceilings | None
     phases_ms: NotRequired[dict[str, Summary]]
     memory: PeakMemory

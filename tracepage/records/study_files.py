@@ -68,8 +68,15 @@ class Benchmark(StudyHeader):
     accuracy: list[Accuracy]
 
 
+class Fusions(TypedDict):
+    qkv_fusion: bool
+    flash_attention: bool
+    swiglu_fusion: bool
+    torch_compile: bool
+
+
 class Combination(TypedDict):
-    fusions: dict[str, bool]  # qkv_fusion, flash_attention, swiglu_fusion, torch_compile
+    fusions: Fusions
     step_ms: Summary
     round_ms: Annotated[list[PositiveAmount], Field(min_length=1)]  # median of each round
     peak_mib: PositiveAmount | None
@@ -181,14 +188,36 @@ class CountedWork(TypedDict):
     group: str
 
 
+class StepCount(TypedDict):
+    """FLOPs of a step by one counter."""
+
+    counter: str
+    forward: Amount
+    backward: Amount
+    step: Amount
+
+
+class ForwardFlops(TypedDict):
+    projections: PositiveInt
+    attention: PositiveInt
+    mlp: PositiveInt
+    head: PositiveInt
+    total: PositiveInt
+
+
+class Parts(TypedDict):
+    """Forward FLOPs: needed, and executed by code that masks."""
+
+    causal: ForwardFlops
+    full: ForwardFlops
+
+
 class FlopCounts(TypedDict):
     """flops_profile.json."""
 
     schema: Literal["tiny-llama-flops/1"]
-    # FLOPs of a step by counter; the first is the reference.
-    counts: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    # Forward FLOPs: needed, and executed by code that masks.
-    parts: dict[Literal["causal", "full"], dict[str, PositiveInt]]
+    counts: Annotated[list[StepCount], Field(min_length=1)]  # The first is the reference.
+    parts: Parts
     run: TimedRun
     work: NotRequired[list[CountedWork]]
 
