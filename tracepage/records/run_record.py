@@ -28,6 +28,19 @@ class TimedSteps(Steps, Summary):
     """The summary is of the steps without the profiler, or of all if there are no others."""
 
 
+class Losses(TypedDict):
+    uniform: Amount  # nats, of a guess among all tokens
+    all: list[Number]  # nats, of each step
+    # How many of them, the last ones, are the first process's: another had ended.
+    own: NotRequired[PositiveInt]
+
+
+def _has_losses(losses: Losses) -> Losses:
+    if not losses["all"]:
+        raise ValueError("it has no loss, but steps were timed")
+    return losses
+
+
 def _agrees(steps: TimedSteps) -> TimedSteps:
     """A summary that is not that of its own steps makes every comparison wrong."""
     times = steps["all"][: max(0, len(steps["all"]) - steps["profiled"])] or steps["all"]
@@ -39,13 +52,6 @@ def _agrees(steps: TimedSteps) -> TimedSteps:
     if steps["p20"] > steps["p80"]:
         raise ValueError("p20 is above p80")
     return steps
-
-
-class Losses(TypedDict):
-    uniform: Amount  # nats, of a guess among all tokens
-    all: list[Number]  # nats, of each step
-    # How many of them, the last ones, are the first process's: another had ended.
-    own: NotRequired[PositiveInt]
 
 
 class HeldOut(TypedDict):
@@ -101,7 +107,6 @@ class AnyRun(Header):
     ceilings: Ceilings | None
     phases_ms: NotRequired[dict[str, Summary]]
     memory: PeakMemory
-    loss: Losses
     held_out: NotRequired[HeldOut]  # with --eval-steps
     # Of every process: forward_ms without waiting, step_ms (median), peak_mib.
     ranks: NotRequired[dict[str, list[Amount]]]
@@ -110,12 +115,14 @@ class AnyRun(Header):
 class RunRecord(AnyRun):
     """A run of any length, even one that failed in its first step."""
 
+    loss: Losses
     step_ms: Steps
 
 
 class TimedRun(AnyRun):
     """A run that finished at least one step."""
 
+    loss: Annotated[Losses, AfterValidator(_has_losses)]
     step_ms: Annotated[TimedSteps, AfterValidator(_agrees)]
     tokens_per_second: PositiveAmount
     samples_per_second: NotRequired[PositiveAmount]  # sequences; not in older records

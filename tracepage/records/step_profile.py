@@ -111,7 +111,7 @@ def read(path: Path) -> Profile:
     finished step.
     """
     profile = files.read(path, Profile)
-    if not profile["profiled_steps"] or not profile["operators"]:
+    if not (profile["profiled_steps"] and profile["step_us"] and profile["operators"]):
         raise UsageError(f"{path} holds no profiled step: its run was stopped early; profile again")
     return profile
 
