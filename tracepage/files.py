@@ -7,6 +7,7 @@ is a Literal that names it.
 
 import functools
 import gzip
+import io
 import json
 import os
 import tempfile
@@ -160,9 +161,9 @@ def opened(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
 
 
 def read_text(path: Path) -> str:
-    """The whole file, unpacked, as text. UsageError: as `opened`."""
+    """The whole file, unpacked, as text with line ends of Unix. UsageError: as `opened`."""
     with opened(path) as file:
-        return file.read().decode("utf-8-sig", errors="replace")
+        return io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace").read()
 
 
 def read_json(path: Path, schema: str | None = None) -> Any:
