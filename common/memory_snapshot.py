@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from common import ROOT
-from tracepage.files import write_bytes, write_measurement
+from tracepage.files import schema_of, write_bytes, write_measurement
+from tracepage.records.study_files import MemorySnapshot
 
 import torch
 
-SCHEMA = "tiny-llama-memory-snapshot/1"
+SCHEMA = schema_of(MemorySnapshot)
 
 
 def take(file: Path, step: Callable[[], object], header: Mapping[str, Any], keep: bool) -> None:

@@ -237,6 +237,17 @@ class Prediction(TypedDict):
     bound: PositiveAmount | None  # None where no ceiling is known
 
 
+class MemorySnapshot(Header):
+    """The allocations of a training step (`common.memory_snapshot`)."""
+
+    schema: Literal["tiny-llama-memory-snapshot/1"]
+    peak_bytes: PositiveInt
+    before_bytes: int  # allocated before the history began
+    places: list[str]  # lines of ours that asked for memory
+    # The block, its bytes, or less than 0 where it is released, and the number of its place.
+    events: list[Annotated[list[int], Field(min_length=3, max_length=3)]]
+
+
 class Predictions(TypedDict):
     schema: Literal["tiny-llama-predictions/1"]
     predictions: Annotated[list[Prediction], Field(min_length=1)]
