@@ -67,6 +67,8 @@ def check_outputs(options: RunOptions, metrics: Path) -> None:
     inputs = [options.config]
     if options.data not in data.SOURCES:
         inputs.append(Path(options.data))
+    if options.checkpoint_dir:
+        inputs += options.checkpoint_dir.glob("step-*")
     writable_file(metrics, "--metrics-out", inputs)
     if options.memory_snapshot:
         flag = "--memory-snapshot"

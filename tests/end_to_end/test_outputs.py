@@ -53,6 +53,12 @@ CLASHES: list[tuple[Path, str, str, Callable[[Path], object]]] = [
         CONFIG,
     ),
     (
+        V1 / "tiny_llama_v1.py",
+        "--data synthetic --checkpoint-dir in --metrics-out OUT",
+        "in/step-2/position.json",
+        WORDS,
+    ),
+    (
         V1 / "analyze_gemm_operations.py",
         "--model-config in/gemm_analysis.json --output-dir in",
         "in/gemm_analysis.json",
@@ -75,7 +81,7 @@ CLASHES: list[tuple[Path, str, str, Callable[[Path], object]]] = [
 def test_an_input_is_not_overwritten(
     refused, tmp_path, script: Path, arguments: str, name: str, write
 ) -> None:
-    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     write(tmp_path / name)
     before, run = (tmp_path / name).read_bytes(), RUN if script.stem == "tiny_llama_v1" else ()
     assert "is an input of this command: name another file" in refused(
