@@ -144,15 +144,28 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+class UniqueKeys(yaml.SafeLoader):
+    """PyYAML's loader, which of a key that is given twice takes the last without a word."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        names: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in names:
+                raise ValueError(f"line {key.start_mark.line + 1} gives {key.value} a second time")
+            names.add(str(key.value))
+        return node
+
+
 def read_yaml(path: Path) -> dict[str, dict[str, Any]]:
     """The sections of a configuration file. UsageError: it is missing, not YAML, or not a mapping
     of mappings.
     """
     text = read_text(path)
     try:
-        content = yaml.safe_load(text)
+        content = yaml.load(text, UniqueKeys)
     # A date that does not exist, and a number of thousands of digits, are a ValueError.
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"config {path} is not valid YAML: {error}") from error
     if not isinstance(content, dict) or not all(
         isinstance(section, dict) for section in content.values()

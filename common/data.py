@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+SOURCES = ("stdlib", "synthetic")  # Any other name is that of a file.
 SYNTHETIC_TOKENS = 1_000_000
 SYNTHETIC_SUCCESSORS = 8
 HELD_OUT = 20  # the last 1/20 of the tokens

@@ -60,12 +60,24 @@ def configure(
     torch.backends.cudnn.allow_tf32 = allow_tf32
 
 
+# In the environment each of these makes torch.compile run eager operations without a word.
+COMPILE_OFF = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "TORCHDYNAMO_SUPPRESS_ERRORS")
+
+
 def compile_problem(device: torch.device) -> str | None:
-    """Why torch.compile does not work here (no C++ compiler, no Triton); None if it does."""
+    """Why torch.compile does not work here (no C++ compiler, no Triton, or it is off); None if it
+    does.
+    """
+
+    def doubled_sine(x: torch.Tensor) -> torch.Tensor | None:
+        return x.sin() * 2 if torch.compiler.is_compiling() else None
+
     try:
-        torch.compile(lambda x: x.sin() * 2)(torch.ones(8, device=device))
+        doubled = torch.compile(doubled_sine)(torch.ones(8, device=device))
     except Exception as error:  # whatever the reason, the caller shows it
         return f"torch.compile does not work here: {first_line(error)}"
+    if doubled is None:
+        return f"torch.compile compiles nothing here: unset {', '.join(COMPILE_OFF)}"
     return None
 
 

@@ -6,16 +6,18 @@ the same in short: each allocation, each release, and the line of ours that aske
 own operations have no such line: `backward`.
 """
 
+import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from common import ROOT
-from tracepage.files import write_measurement
+from tracepage.files import schema_of, write_bytes, write_measurement
+from tracepage.records.study_files import MemorySnapshot
 
 import torch
 
-SCHEMA = "tiny-llama-memory-snapshot/1"
+SCHEMA = schema_of(MemorySnapshot)
 
 
 def take(file: Path, step: Callable[[], object], header: Mapping[str, Any], keep: bool) -> None:
@@ -28,7 +30,7 @@ def take(file: Path, step: Callable[[], object], header: Mapping[str, Any], keep
     peak = torch.cuda.max_memory_allocated()
     snapshot = torch.cuda.memory._snapshot()
     if keep:
-        torch.cuda.memory._dump_snapshot(str(file.with_suffix(".pickle")))
+        write_bytes(file.with_suffix(".pickle"), pickle.dumps(snapshot))
         content = {**header, "peak_bytes": peak, **events(snapshot, torch.cuda.current_device())}
         write_measurement(file.with_suffix(".json"), content, "--memory-snapshot")
     torch.cuda.memory._record_memory_history(enabled=None)

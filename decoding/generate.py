@@ -240,6 +240,9 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     arguments = cli.parse(parser())
     options = cli.resolve(Options, arguments)
+    output = arguments.metrics_out
+    if output:
+        files.writable_file(output, "--metrics-out", (arguments.checkpoint, arguments.config))
     device = devices.select(arguments.device)
     tokenizer = None
     torch.manual_seed(options.seed)
@@ -271,8 +274,8 @@ def main() -> None:
         print(tokenizer.decode(decoder.ids[:length].tolist()), end="\n\n")
     measured = make_record(arguments, decoder, len(prompt), times)
     print_record(measured)
-    if arguments.metrics_out:
-        files.write_measurement(arguments.metrics_out, measured, "--metrics-out")
+    if output:
+        files.write_measurement(output, measured, "--metrics-out")
 
 
 if __name__ == "__main__":

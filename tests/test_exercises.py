@@ -13,8 +13,10 @@ import sys
 import xml.etree.ElementTree
 from pathlib import Path
 
+from tests import records
 from tests.conftest import PATHS, ROOT, V1, finished, runs_kernels
 from tracepage.errors import UsageError
+from tracepage.files import write_json
 
 import pytest
 
@@ -209,3 +211,31 @@ def test_a_script_names_what_its_starter_lacks(monkeypatch, run_script, script, 
     monkeypatch.setenv("KERNEL_EXERCISES", "starter")
     error = run_script(script, *flags, check=2).stderr
     assert error.startswith(f"error: not implemented: {function}: problem "), error
+
+
+def test_an_unknown_folder_of_exercises_is_one_line(monkeypatch, refused):
+    monkeypatch.setenv("KERNEL_EXERCISES", "mine")
+    for script, *flags in (
+        (MEASURING / "measure.py",),
+        (MEMORY / "choose.py",),
+        (COMPILER / "run.py", "--device", "cpu"),
+        (DECODING / "generate.py", "--prompt-tokens", "8"),
+    ):
+        assert "KERNEL_EXERCISES is 'mine': set it to solution" in refused(script, *flags)
+
+
+def test_a_file_or_a_number_that_a_lesson_cannot_use_is_one_line(monkeypatch, refused, tmp_path):
+    monkeypatch.setenv("KERNEL_EXERCISES", "solution")
+    cells = records.benchmark_of_shapes()
+    for cell in cells["cells"]:
+        del cell["runs"][1:]
+    write_json(tmp_path / "one_run.json", cells)
+    write_json(tmp_path / "one_model.json", records.benchmark_of_shapes(models=["v1"]))
+    for name in ("one_run.json", "one_model.json"):
+        said = refused(MEASURING / "measure.py", "--processes", name)
+        assert f"{name}: give a benchmark of two models, with two processes or more each" in said
+    said = refused(MEMORY / "choose.py", "--snapshot", "one_run.json")
+    assert "not a file of schema tiny-llama-memory-snapshot/1" in said
+    for number in ("nan", "-1", "inf"):
+        said = refused(MEMORY / "choose.py", "--limit-gib", number)
+        assert f"{number}' is not a number from 0 on" in said

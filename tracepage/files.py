@@ -7,6 +7,7 @@ is a Literal that names it.
 
 import functools
 import gzip
+import io
 import json
 import os
 import tempfile
@@ -27,6 +28,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Content = TypeVar("Content")
 
 WIDTH = 130  # characters of a line of JSON, above which an object takes several lines
+STREAMS = (Path("/dev/stdout"), Path("/dev/stderr"))
 
 
 def writable_folder(folder: Path, flag: str) -> Path:
@@ -46,25 +48,49 @@ def writable_folder(folder: Path, flag: str) -> Path:
 
 
 def writable_file(path: Path, flag: str, inputs: Iterable[Path | None] = ()) -> Path:
-    """Checks, before any work is done, that `path` can be written and is none of the inputs.
+    """Checks, before any work is done, that `path` can be written and is none of the inputs, and
+    lies in none of the folders among them.
 
     UsageError: it names `flag` and the reason.
     """
     if path.is_dir():
         raise UsageError(f"{flag}: {path} is a folder: name a file in it")
-    if path.resolve() in [file.resolve() for file in inputs if file]:
+    target = _without_links(path)
+    if any(target.is_relative_to(_without_links(file)) for file in inputs if file):
         raise UsageError(f"{flag}: {path} is an input of this command: name another file")
-    writable_folder((path.resolve() if path.is_symlink() else path).parent, flag)
+    if path.is_char_device():  # such as /dev/null
+        return path
+    if target.is_symlink() or (path.exists() and not path.is_file()):
+        raise UsageError(f"{flag}: {path} is a pipe or a loop of links: name a file")
+    streams = [stream for stream in STREAMS if stream.exists()]
+    if path.exists() and any(map(path.samefile, streams)):
+        raise UsageError(f"{flag}: this command prints into {path}: name another file")
+    writable_folder(target.parent, flag)
     return path
 
 
+def _without_links(path: Path) -> Path:
+    """Where the links lead; a loop of them leads to one of its links."""
+    return Path(os.path.realpath(path))
+
+
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes under a temporary name and renames, so that `path` never holds half a file."""
-    path = path.resolve()  # a link stays one
+    """Writes under a temporary name and renames, so that `path` never holds half a file. A device
+    is written into.
+
+    OSError: it names `path`.
+    """
+    if path.is_char_device():
+        path.write_bytes(content)
+        return
+    path = _without_links(path)  # a link stays one
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_bytes(content)
         temporary.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # A full disk names no file.
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -135,9 +161,9 @@ def opened(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
 
 
 def read_text(path: Path) -> str:
-    """The whole file, unpacked, as text. UsageError: as `opened`."""
+    """The whole file, unpacked, as text with line ends of Unix. UsageError: as `opened`."""
     with opened(path) as file:
-        return file.read().decode("utf-8-sig", errors="replace")
+        return io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace").read()
 
 
 def read_json(path: Path, schema: str | None = None) -> Any:

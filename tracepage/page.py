@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from tracepage import command_line
+from tracepage.errors import UsageError
 from tracepage.files import writable_file, write_text
 from tracepage.records import step_profile
 from tracepage.views import run_page
@@ -34,6 +35,9 @@ def main() -> None:
     options = command_line.parse(parser)
     inputs = [path for path in (options.run, options.other) if path]
     output = writable_file(options.output, "--output", inputs)
+    # Neither a profile nor the trace beside it has such a name.
+    if output.suffix != ".html" and not output.is_char_device():
+        raise UsageError(f"--output {output}: name a .html file")
     sources = [run_page.load_page_source(step_profile.find(path)) for path in inputs]
     write_text(output, run_page.make_page(sources).html())
     print(f"written: {output}")

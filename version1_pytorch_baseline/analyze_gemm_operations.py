@@ -39,7 +39,8 @@ def main() -> None:
     # The sizes of the model alone count.
     model = config.resolve(file=options.model_config, training={"sequence_length": 2}).model
     device = devices.select(options.device)
-    path = writable_file(options.output_dir / "gemm_analysis.json", "--output-dir")
+    path = options.output_dir / "gemm_analysis.json"
+    writable_file(path, "--output-dir", (options.model_config,))
     gemm.measure(model, options, device, path)
     print(render_gemms(path).publish(path.parent, path.stem))
 

@@ -79,7 +79,7 @@ def contenders(operation: str, precision: Precision, peers: bool) -> dict[str, C
     functions["eager"] = plain
     if not peers:
         return functions
-    functions["compiled"] = torch.compile(plain)
+    functions["compiled"] = devices.compiled(plain, device)
     if gpu and operation != "attention" and importlib.util.find_spec("liger_kernel"):
         from version3_triton import liger
 

@@ -10,7 +10,6 @@ the kernels of the graph get their spans and operators.
 """
 
 import os
-import shutil
 import tempfile
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ from pathlib import Path
 from common import device as devices
 from common import ranks, spans
 from common.options import RunOptions
+from tracepage.errors import RunError
 from tracepage.files import writable_folder
 
 import torch
@@ -29,11 +29,24 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 
 def exported(profile: torch.profiler.profile, path: Path) -> None:
-    """Writes the Chrome trace, first under a plain name, which the profiler puts into the JSON."""
-    with tempfile.TemporaryDirectory() as folder:
-        plain = f"{folder}/trace{''.join(path.suffixes)}"
-        profile.export_chrome_trace(plain)
-        shutil.move(plain, path)
+    """Writes the Chrome trace into a hidden folder beside `path`, and renames it when it is whole.
+
+    RunError: it could not be written.
+    """
+    with (
+        tempfile.TemporaryDirectory(dir=path.parent, prefix=".trace-") as hidden,
+        tempfile.TemporaryDirectory() as plain,
+    ):
+        # The profiler puts the file's name into the JSON as it is, so it must be a plain one.
+        link = Path(plain, "traces")
+        link.symlink_to(Path(hidden).resolve())
+        name = f"trace{''.join(path.suffixes)}"
+        profile.export_chrome_trace(f"{link}/{name}")
+        trace = Path(hidden, name)
+        # Where a disk is full, the profiler leaves a part under another name, without an error.
+        if not trace.exists():
+            raise RunError(f"the trace could not be written into {path.parent}: is the disk full?")
+        trace.replace(path)
 
 
 def trace(step: Callable[[], object], path: Path, active: int = 1, shapes: bool = True) -> None:

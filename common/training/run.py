@@ -64,11 +64,19 @@ def resolve_for_device(
 
 def check_outputs(options: RunOptions, metrics: Path) -> None:
     """UsageError: a file or folder that the run will write to cannot be written."""
-    writable_file(metrics, "--metrics-out", (Path(options.data), options.config))
+    inputs = [options.config]
+    if options.data not in data.SOURCES:
+        inputs.append(Path(options.data))
+    if options.checkpoint_dir:
+        inputs += options.checkpoint_dir.glob("step-*")
+    writable_file(metrics, "--metrics-out", inputs)
     if options.memory_snapshot:
-        writable_file(options.memory_snapshot.with_suffix(".json"), "--memory-snapshot")
+        flag = "--memory-snapshot"
+        writable_file(options.memory_snapshot, flag)  # An empty name, . and / are folders.
+        for suffix in (".pickle", ".json"):
+            writable_file(options.memory_snapshot.with_suffix(suffix), flag, inputs)
     if options.save_model:
-        writable_folder(options.save_model, "--save-model")
+        writable_file(options.save_model / "config.json", "--save-model", inputs)
     if options.enable_deepspeed_flops:
         writable_folder(options.flops_dir, "--flops-dir")
 

@@ -86,11 +86,13 @@ def test_each_profiling_flag_turns_the_profiler_on():
     assert not parsed().enable_pytorch_profiler
     for flags in (
         ("--profile-dir", "x"),
+        ("--profile-steps", "2"),
         ("--profile-memory",),
         ("--sort-by", "count"),
         ("--enable-all-profiling",),
     ):
         assert parsed(*flags).enable_pytorch_profiler, flags
+    assert parsed("--sort-by", "count").profile_operators
 
 
 # ------------------------------------------------------------------------------------------------------------- switches

@@ -78,6 +78,11 @@ def test_the_written_out_configuration_is_the_default() -> None:
     )
 
 
+def test_a_key_that_replaces_a_merged_one_is_given_once(yaml) -> None:
+    file = yaml("sizes: &sizes {hidden_size: 64, seed: 2}\nmodel: {<<: *sizes, seed: 3}")
+    assert config.read_yaml(file)["model"] == {"hidden_size": 64, "seed": 3}
+
+
 def test_kv_heads_and_rotary_tables_follow_heads_and_sequence_length() -> None:
     assert config.resolve(model=dict(num_attention_heads=4)).model.num_key_value_heads == 4
     assert (
@@ -107,6 +112,20 @@ BAD_FILES = {
     "an unknown section": ("optimizer: {}", r"unknown key optimizer \(known: model, training\)"),
     "no sections": ("num_layers: 2", "must hold the sections `model:` and `training:`"),
     "syntax": ("model: {num_layers: 2", "is not valid YAML: .*line"),
+    "a key given twice": (
+        "model:\n  hidden_size: 64\n  num_layers: 2\n  'hidden_size': 32",
+        "is not valid YAML: line 4 gives hidden_size a second time",
+    ),
+    "a key given twice in a line": (
+        "model: {num_layers: 2, num_layers: 3}",
+        "line 1 gives num_layers",
+    ),
+    "a section given twice": (
+        "model: {hidden_size: 64}\ntraining: {}\nmodel: {num_layers: 2}",
+        "line 3 gives model a second time",
+    ),
+    "nested too deep": ("model: " + "[" * 3000, "is not valid YAML"),
+    "nested too deep and closed": ("model: " + "{a: " * 3000 + "}" * 3000, "is not valid YAML"),
     "longer than the file's tables": (
         "model: {max_sequence_length: 64}",
         "sequence length 128 is above .* 64: lower --seq-len",

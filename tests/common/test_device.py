@@ -37,6 +37,14 @@ def test_a_missing_compiler_is_a_line(monkeypatch):
         devices.compiled(torch.sin, CPU)
 
 
+@pytest.mark.parametrize("name", devices.COMPILE_OFF[:2])
+def test_a_torch_compile_that_compiles_nothing_is_a_line(run_script, name):
+    code = "import torch; from common.device import compile_problem as problem\n"
+    code += "print(problem(torch.device('cpu')))"
+    printed = run_script("-c", code, **{name: "1"}).stdout
+    assert printed.startswith("torch.compile compiles nothing here: unset ") and name in printed
+
+
 @pytest.mark.gpu
 def test_captured_work_is_done_again_where_it_was():
     total = torch.zeros(3, device="cuda")

@@ -1,7 +1,14 @@
 """`--memory-snapshot`: what the allocator's history becomes."""
 
+from pathlib import Path
+
 from common import ROOT, memory_snapshot
-from tests.conftest import TINY, V1
+from common.training import run
+from tests.conftest import TINY, V1, run_options
+from tracepage.errors import UsageError
+from version1_pytorch_baseline import tiny_llama_v1
+
+import pytest
 
 
 def event(action: str, address: int, size: int, *frames: str) -> dict:
@@ -33,3 +40,12 @@ def test_a_cpu_is_refused(refused):
         V1 / "tiny_llama_v1.py", *TINY, "--device", "cpu", "--memory-snapshot", "memory.pickle"
     )
     assert "--memory-snapshot needs a GPU" in said
+
+
+@pytest.mark.parametrize("name", ["", ".", "/", "text"])
+def test_a_name_that_is_none_or_that_of_an_input_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    Path("text.json").write_text("[]")
+    options = run_options(tiny_llama_v1, "--memory-snapshot", name, "--data", "text.json")
+    with pytest.raises(UsageError, match="--memory-snapshot: .*(is a folder|is an input)"):
+        run.check_outputs(options, Path("metrics.json"))

@@ -40,6 +40,36 @@ CLASHES: list[tuple[Path, str, str, Callable[[Path], object]]] = [
         "in/benchmark.json",
         CONFIG,
     ),
+    (
+        ROOT / "decoding/generate.py",
+        "--checkpoint in --metrics-out OUT",
+        "in/model.safetensors",
+        WORDS,
+    ),
+    (
+        V1 / "tiny_llama_v1.py",
+        "--data synthetic --config in/config.json --save-model in",
+        "in/config.json",
+        CONFIG,
+    ),
+    (
+        V1 / "tiny_llama_v1.py",
+        "--data synthetic --checkpoint-dir in --metrics-out OUT",
+        "in/step-2/position.json",
+        WORDS,
+    ),
+    (
+        V1 / "analyze_gemm_operations.py",
+        "--model-config in/gemm_analysis.json --output-dir in",
+        "in/gemm_analysis.json",
+        CONFIG,
+    ),
+    (
+        V2 / "memory_bandwidth_analyzer.py",
+        "--profile-data in/bandwidth.csv --output-dir in",
+        "in/bandwidth.csv",
+        copied(FIXTURES / "ncu_raw.csv"),
+    ),
 ]
 
 
@@ -51,13 +81,24 @@ CLASHES: list[tuple[Path, str, str, Callable[[Path], object]]] = [
 def test_an_input_is_not_overwritten(
     refused, tmp_path, script: Path, arguments: str, name: str, write
 ) -> None:
-    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     write(tmp_path / name)
     before, run = (tmp_path / name).read_bytes(), RUN if script.stem == "tiny_llama_v1" else ()
     assert "is an input of this command: name another file" in refused(
         script, *arguments.replace("OUT", name).split(), *run
     )
     assert (tmp_path / name).read_bytes() == before
+
+
+def test_a_page_takes_the_name_of_no_profile_or_trace(refused, execute, tmp_path) -> None:
+    """The trace beside a profile is an input, too. A device holds no file that could be lost."""
+    PROFILE(tmp_path / "profile_1.json")
+    assert "name a .html file" in refused(
+        ROOT / "page.py", "profile_1.json", "--output", "trace_1.json"
+    )
+    TRACE(tmp_path / "a.csv")
+    assert "written: /dev/null" in execute(ROOT / "page.py", "a.csv", "--output", "/dev/null").out
+    assert Path("/dev/null").is_char_device()
 
 
 def test_an_output_of_the_run_before_is_no_input(execute, tmp_path) -> None:

@@ -3,9 +3,11 @@
 import errno
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Literal
 
+from tracepage import files
 from tracepage.errors import RunError, UsageError
 from tracepage.files import (
     Amount,
@@ -54,7 +56,7 @@ def test_unwritable_content_and_a_full_disk_leave_the_folder_as_it_was(tmp_path,
 
     (tmp_path / "result.json").write_text("of an earlier run")
     monkeypatch.setattr(Path, "write_bytes", half)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left on device: '.*result.json'"):
         write_json(tmp_path / "result.json", CONTENT)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["of an earlier run"]
 
@@ -95,6 +97,41 @@ def test_an_input_is_no_output_also_behind_a_link(tmp_path):
     assert (tmp_path / "in.json").read_text() == "[]"
     write_text(tmp_path / "link.json", "{}")
     assert read_json(tmp_path / "in.json") == {} and (tmp_path / "link.json").is_symlink()
+
+
+def test_an_input_is_no_output_in_its_folder_either(tmp_path):
+    (tmp_path / "model").mkdir()
+    for inside in (tmp_path / "model/config.json", tmp_path / "model/new/out.json"):
+        with pytest.raises(UsageError, match="out.json|config.json is an input of this command"):
+            writable_file(inside, "--output", [tmp_path / "model"])
+    assert not (tmp_path / "model/new").exists()
+    writable_file(tmp_path / "models/out.json", "--output", [tmp_path / "model"])
+
+
+def test_a_device_is_written_into_also_behind_a_link(tmp_path):
+    (tmp_path / "link.json").symlink_to("/dev/null")
+    for device in (Path("/dev/null"), tmp_path / "link.json"):
+        write_json(writable_file(device, "--output"), CONTENT)
+    assert Path("/dev/null").is_char_device() and (tmp_path / "link.json").is_symlink()
+    assert not [path for path in Path("/dev").iterdir() if path.name.startswith(".null")]
+
+
+def test_an_output_that_is_no_file_is_refused(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "pool")
+    (tmp_path / "pool").symlink_to(tmp_path / "loop")
+    (tmp_path / "log.txt").touch()
+    monkeypatch.setattr(files, "STREAMS", [tmp_path / "closed", tmp_path / "log.txt"])
+    for name, message in (
+        ("pipe", "pipe is a pipe or a loop of links: name a file"),
+        ("loop", "loop is a pipe or a loop of links: name a file"),
+        ("log.txt", "this command prints into .*log.txt: name another file"),
+        ("", "is a folder: name a file in it"),
+    ):
+        with pytest.raises(UsageError, match=f"--output: .*{message}"):
+            writable_file(tmp_path / name, "--output", [tmp_path / "input.json"])
+    with pytest.raises(UsageError, match="input of this command"):
+        writable_file(tmp_path / "loop", "--output", [tmp_path / "loop"])
 
 
 REFUSED = [

@@ -75,9 +75,10 @@ def test_experiments_measure_every_way_and_say_what_only_a_gpu_shows(run_script,
     ways = {
         (row["experiment"], row["quantity"]): list(row["values"]) for row in result["experiments"]
     }
-    techniques = ["eager", "compile", "SDPA", "autocast", "checkpoint"]
+    # Where torch.compile is off, nothing is called compiled.
+    techniques = ["eager", "SDPA", "autocast", "checkpoint"]
     assert ways == {
-        ("bandwidth", "ms"): ["eager", "compile"],
+        ("bandwidth", "ms"): ["eager"],
         ("launches", "ms"): ["512 operations", "1 operation"],
         ("synchronization", "ms"): ["item() each step", "one read at the end"],
         ("techniques", "ms"): techniques,
@@ -86,6 +87,14 @@ def test_experiments_measure_every_way_and_say_what_only_a_gpu_shows(run_script,
     }
     memory = next(row["values"] for row in result["experiments"] if row["quantity"] == "MB")
     assert memory["checkpoint"] < memory["eager"]
+
+
+def test_a_record_without_what_compare_reads_is_refused(refused, tmp_path):
+    measured = read_json(ROOT / "results/cpu/profiling_lab.json")
+    del measured["environment"]["torch"]
+    write_json(tmp_path / "lab.json", measured)
+    said = refused(LAB, "compare", "lab.json", "--device", "cpu")
+    assert "lab.json: environment.torch: Field required" in said
 
 
 def test_two_records_side_by_side_and_their_page(run_script, tmp_path):

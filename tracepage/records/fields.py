@@ -106,6 +106,12 @@ class Timed(PeakMemory):
     host_us: NotRequired[HostCost | None]  # None on a CPU
 
 
+class Environment(TypedDict):
+    """Versions that a timing depends on; python, platform, cuda and hip are only kept."""
+
+    torch: str
+
+
 class Header(TypedDict):
     """The keys that `common.training.record.header` writes at the beginning of every measurement's
     file.
@@ -114,7 +120,7 @@ class Header(TypedDict):
     command: str
     date: str
     device: Device
-    environment: dict[str, str | None]  # versions of python, platform, torch, cuda, hip
+    environment: Environment
     # Older records lack it: all runs were deterministic, but for Version 4's attention.
     deterministic: NotRequired[bool]
 
@@ -127,7 +133,7 @@ class StudyHeader(TypedDict):
     command: str
     date: str
     device: Device | None
-    environment: dict[str, str | None] | None
+    environment: Environment | None
     deterministic: NotRequired[bool]  # of models whose name does not say it; older files lack it
 
 

@@ -28,6 +28,19 @@ class TimedSteps(Steps, Summary):
     """The summary is of the steps without the profiler, or of all if there are no others."""
 
 
+class Losses(TypedDict):
+    uniform: Amount  # nats, of a guess among all tokens
+    all: list[Number]  # nats, of each step
+    # How many of them, the last ones, are the first process's: another had ended.
+    own: NotRequired[PositiveInt]
+
+
+def _has_losses(losses: Losses) -> Losses:
+    if not losses["all"]:
+        raise ValueError("it has no loss, but steps were timed")
+    return losses
+
+
 def _agrees(steps: TimedSteps) -> TimedSteps:
     """A summary that is not that of its own steps makes every comparison wrong."""
     times = steps["all"][: max(0, len(steps["all"]) - steps["profiled"])] or steps["all"]
@@ -39,13 +52,6 @@ def _agrees(steps: TimedSteps) -> TimedSteps:
     if steps["p20"] > steps["p80"]:
         raise ValueError("p20 is above p80")
     return steps
-
-
-class Losses(TypedDict):
-    uniform: Amount  # nats, of a guess among all tokens
-    all: list[Number]  # nats, of each step
-    # How many of them, the last ones, are the first process's: another had ended.
-    own: NotRequired[PositiveInt]
 
 
 class HeldOut(TypedDict):
@@ -80,6 +86,21 @@ class Training(TypedDict):
     parallel: NotRequired[str | None]  # how several processes trained together
 
 
+class Data(TypedDict):
+    """The text of a run."""
+
+    name: str
+    tokens: PositiveInt
+    sha256: str
+    entropy_floor: Amount | None  # nats, where it is known
+
+
+class StepFlops(TypedDict):
+    forward: PositiveInt
+    backward: PositiveInt
+    total: PositiveInt
+
+
 class AnyRun(Header):
     """What the record of every run holds."""
 
@@ -90,13 +111,12 @@ class AnyRun(Header):
     training: Training
     settings: NotRequired[dict[str, Any]]  # the switches of the version
     precision: NumberFormat
-    data: dict[str, Any]  # name, tokens, sha256, and entropy_floor in nats where it is known
+    data: Data
     parameters: PositiveInt
-    flops_per_step: dict[Literal["forward", "backward", "total"], PositiveInt]
+    flops_per_step: StepFlops
     ceilings: Ceilings | None
     phases_ms: NotRequired[dict[str, Summary]]
     memory: PeakMemory
-    loss: Losses
     held_out: NotRequired[HeldOut]  # with --eval-steps
     fp8: NotRequired[Saturation]  # with products in FP8; not in older records
     # Of every process: forward_ms without waiting, step_ms (median), peak_mib.
@@ -106,12 +126,14 @@ class AnyRun(Header):
 class RunRecord(AnyRun):
     """A run of any length, even one that failed in its first step."""
 
+    loss: Losses
     step_ms: Steps
 
 
 class TimedRun(AnyRun):
     """A run that finished at least one step."""
 
+    loss: Annotated[Losses, AfterValidator(_has_losses)]
     step_ms: Annotated[TimedSteps, AfterValidator(_agrees)]
     tokens_per_second: PositiveAmount
     samples_per_second: NotRequired[PositiveAmount]  # sequences; not in older records

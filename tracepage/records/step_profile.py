@@ -12,8 +12,17 @@ from tracepage.errors import UsageError
 from tracepage.files import Amount, Number, PositiveAmount
 from tracepage.records.run_record import AnyRun, RunRecord, TimedRun
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, GetPydanticSchema, Json, NonNegativeInt, PositiveInt
 from typing_extensions import NotRequired, TypedDict
+
+# Of a tensor, or of each tensor of a list.
+Shape = list[int] | list[list[int]]
+JsonShapes = Annotated[
+    str, GetPydanticSchema(lambda _, handler: handler.generate_schema(Json[list[Shape]]))
+]
+JsonTypes = Annotated[
+    str, GetPydanticSchema(lambda _, handler: handler.generate_schema(Json[list[str]]))
+]
 
 
 class Operator(TypedDict):
@@ -22,15 +31,21 @@ class Operator(TypedDict):
     name: str
     span: str
     phase: str
-    # JSON: a shape of each argument; an argument that is a list of tensors has several
-    input_shapes: str
-    input_types: str  # JSON, as the shapes
+    input_shapes: JsonShapes  # of each argument
+    input_types: JsonTypes
     calls: PositiveInt
     cpu_us: Amount
     self_cpu_us: Number  # Can be some ns below 0, by the resolution of the timestamps
     device_us: Amount
     self_device_us: Amount
     allocated_bytes: int  # Less what was released.
+
+
+class Launch(TypedDict):
+    """Of kernels; from the launching call to the start, by two clocks."""
+
+    count: Amount
+    mean_delay_us: Number
 
 
 class Kernel(TypedDict):
@@ -51,8 +66,7 @@ class Sums(TypedDict):
     operators: list[Operator]
     kernels: list[Kernel]  # None on a CPU.
     device_busy_us: Amount  # Time in which at least one kernel ran.
-    # Of kernels; from the launching call to the start, by two clocks.
-    launch: dict[Literal["count", "mean_delay_us"], Number]
+    launch: Launch
     memory_peak_bytes: NonNegativeInt | None  # With --profile-memory.
 
 
@@ -97,7 +111,7 @@ def read(path: Path) -> Profile:
     finished step.
     """
     profile = files.read(path, Profile)
-    if not profile["profiled_steps"] or not profile["operators"]:
+    if not (profile["profiled_steps"] and profile["step_us"] and profile["operators"]):
         raise UsageError(f"{path} holds no profiled step: its run was stopped early; profile again")
     return profile
 

@@ -4,6 +4,7 @@ benchmark.json, fusion_ablation.json, a benchmark of kernels, flops_profile.json
 predictions.json. Unknown keys are allowed, and kept. Times are in ms.
 """
 
+import itertools
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -72,8 +73,16 @@ class Benchmark(StudyHeader):
     accuracy: list[Accuracy]
 
 
+class Fusions(TypedDict):
+    qkv_fusion: bool
+    flash_attention: bool
+    swiglu_fusion: bool
+    torch_compile: bool
+    fused_adamw: NotRequired[bool]  # Older files lack it.
+
+
 class Combination(TypedDict):
-    fusions: dict[str, bool]  # by the names of `fusion_ablation.FUSIONS`
+    fusions: Fusions
     step_ms: Summary
     round_ms: Annotated[list[PositiveAmount], Field(min_length=1)]  # median of each round
     peak_mib: PositiveAmount | None
@@ -109,9 +118,13 @@ class Ablation(Header):
 
 def read_benchmark(path: Path) -> Benchmark:
     """UsageError: the file is missing, damaged, or a cell that is ok holds no run, or no device is
-    known.
+    known, or it has cells, but not one for each model and shape.
     """
     study = files.read(path, Benchmark)
+    names = study["models"], study["batch_sizes"], study["sequence_lengths"]
+    cells = [(row["model"], row["batch_size"], row["sequence_length"]) for row in study["cells"]]
+    if cells and sorted(cells) != sorted(itertools.product(*names)):
+        raise UsageError(f"{path}: cells: there is not one for each model and shape")
     for number, cell in enumerate(study["cells"]):
         known = cell["runs"] and study["device"] and study["environment"]
         if cell["status"] == "ok" and not known:
@@ -185,14 +198,36 @@ class CountedWork(TypedDict):
     group: str
 
 
+class StepCount(TypedDict):
+    """FLOPs of a step by one counter."""
+
+    counter: str
+    forward: Amount
+    backward: Amount
+    step: Amount
+
+
+class ForwardFlops(TypedDict):
+    projections: PositiveInt
+    attention: PositiveInt
+    mlp: PositiveInt
+    head: PositiveInt
+    total: PositiveInt
+
+
+class Parts(TypedDict):
+    """Forward FLOPs: needed, and executed by code that masks."""
+
+    causal: ForwardFlops
+    full: ForwardFlops
+
+
 class FlopCounts(TypedDict):
     """flops_profile.json."""
 
     schema: Literal["tiny-llama-flops/1"]
-    # FLOPs of a step by counter; the first is the reference.
-    counts: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    # Forward FLOPs: needed, and executed by code that masks.
-    parts: dict[Literal["causal", "full"], dict[str, PositiveInt]]
+    counts: Annotated[list[StepCount], Field(min_length=1)]  # The first is the reference.
+    parts: Parts
     run: TimedRun
     work: NotRequired[list[CountedWork]]
 
@@ -205,6 +240,17 @@ class Prediction(TypedDict):
     change: Annotated[str, Field(min_length=1)]  # of `optimization_targets.CHANGES`
     expected: PositiveAmount  # times as fast
     bound: PositiveAmount | None  # None where no ceiling is known
+
+
+class MemorySnapshot(Header):
+    """The allocations of a training step (`common.memory_snapshot`)."""
+
+    schema: Literal["tiny-llama-memory-snapshot/1"]
+    peak_bytes: PositiveInt
+    before_bytes: int  # allocated before the history began
+    places: list[str]  # lines of ours that asked for memory
+    # The block, its bytes, or less than 0 where it is released, and the number of its place.
+    events: list[Annotated[list[int], Field(min_length=3, max_length=3)]]
 
 
 class Predictions(TypedDict):

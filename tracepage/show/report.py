@@ -84,8 +84,10 @@ class Report:
     order they were added.
     """
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, inputs: Sequence[Path] = ()) -> None:
+        """`inputs`: files that no file of the report may replace."""
         self.title = title
+        self.inputs = inputs
         self.sections = [Section("", "", [])]
         self.files: dict[str, Any] = {}  # by name: text of a CSV file, or content of a JSON file
 
@@ -244,7 +246,7 @@ class Report:
                     if name.endswith(f".{kind}"):
                         contents[name] = content
         for name in contents:
-            writable_file(folder / name, flag)
+            writable_file(folder / name, flag, self.inputs)
         writers = {".json": write_json, ".png": plots.save}
         for name, content in contents.items():
             write = writers.get(Path(name).suffix, write_text)

@@ -307,7 +307,7 @@ def bandwidth_report(traffic: Traffic) -> Report:
     """The facts and the longest rows with short names; bandwidth.csv has all rows with full names
     and times in us.
     """
-    report = Report("Memory bandwidth")
+    report = Report("Memory bandwidth", [traffic.path])
     rows = table(traffic)
     report.facts(facts(traffic))
     per_step = " in a step" if traffic.bytes_are == MINIMUM else ""

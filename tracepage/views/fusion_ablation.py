@@ -9,7 +9,7 @@ known: if it holds 1, this measurement cannot tell whether the fusion has an eff
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import NamedTuple
@@ -120,7 +120,7 @@ def render_ablation(path: Path) -> Report:
 
 def label(combination: Combination) -> str:
     """ "QKV + flash", or "none"."""
-    switches = combination["fusions"]
+    switches: Mapping[str, object] = combination["fusions"]
     return " + ".join(short for name, short in FUSIONS.items() if switches.get(name)) or "none"
 
 

@@ -1,13 +1,16 @@
 """Everything that was measured of a fused version and its baseline, as Markdown and as one page."""
 
+import itertools
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from tracepage import files
 from tracepage.errors import UsageError
 from tracepage.readers import load_kernels
-from tracepage.records import step_profile
+from tracepage.records import run_record, step_profile
 from tracepage.show import run_pair
 from tracepage.show.report import Report
 from tracepage.views import fusion_ablation, launch_changes
@@ -21,17 +24,17 @@ def write_fusion_report(
 ) -> str:
     """Writes `output` (Markdown) and the page beside it, of the same name in .html.
 
-    The two profiles, in files or folders, must be there. Without a fusion_ablation.json the report
-    names its command. Returns a line that names both files.
+    Of the profiles, in files or folders, the newest two that differ in the version alone are
+    compared, and the others named. Without a fusion_ablation.json the report names its command.
+    Returns a line that names both files.
     """
     if output.suffix != ".md":
         raise UsageError(
             f"--output {output}: name a .md file; the page is written beside it as .html"
         )
-    reduction = launch_changes.compare_launches(
-        load_kernels.load(_newest(baseline)), load_kernels.load(_newest(fused))
-    )
-    before, after = reduction.paths
+    sides = _conditions(baseline), _conditions(fused)
+    before, after = _newest_pair(*sides)
+    reduction = launch_changes.compare_launches(load_kernels.load(before), load_kernels.load(after))
     pair = {
         "baseline": (before, step_profile.read(before)["run"]),
         "fused": (after, step_profile.read(after)["run"]),
@@ -40,6 +43,9 @@ def write_fusion_report(
     report.section("Conditions")
     run_pair.add_runs(report, pair)
     report.text("Ratios are baseline / fused: above 1 the fused version needs less.")
+    others = [*_others(sides[0], before), *_others(sides[1], after)]
+    if others:
+        report.text(f"Profiles that are not in this report: {'; '.join(others)}.")
     report.section("Kernel counts and step time", "kernels")
     report.text(
         "A mean step under the profiler. Backward work counts for the span whose forward work it "
@@ -71,8 +77,10 @@ def _write(report: Report, output: Path) -> str:
     return f"written: {', '.join(map(str, written))}"
 
 
-def _newest(places: Sequence[Path]) -> Path:
-    """The newest profile among files and folders; the names of profiles begin with their time."""
+def _conditions(places: Sequence[Path]) -> dict[Path, dict[str, Any]]:
+    """What each profile among files and folders was measured under, the newest first; the names of
+    profiles begin with their time.
+    """
     profiles: list[Path] = []
     for place in places:
         profiles += [place] if place.is_file() else place.rglob("profile_*.json")
@@ -81,4 +89,32 @@ def _newest(places: Sequence[Path]) -> Path:
             f"{places[0]} holds no profile_*.json: "
             f"make one with --enable-pytorch-profiler --profile-dir {places[0]}"
         )
-    return max(profiles, key=lambda path: path.name)
+    profiles.sort(key=lambda path: path.name, reverse=True)
+    return {
+        path: launch_changes.conditions(files.read(path, step_profile.Profiled))
+        for path in profiles
+    }
+
+
+def _newest_pair(
+    baseline: dict[Path, dict[str, Any]], fused: dict[Path, dict[str, Any]]
+) -> tuple[Path, Path]:
+    """The newest two whose conditions are equal, or else the newest two; a pair is as old as the
+    older of both.
+    """
+    pairs = list(itertools.product(baseline, fused))
+    pairs.sort(key=lambda pair: min(path.name for path in pair), reverse=True)
+    for before, after in pairs:
+        if not run_record.differences(baseline[before], fused[after]):
+            return before, after
+    return next(iter(baseline)), next(iter(fused))
+
+
+def _others(side: dict[Path, dict[str, Any]], chosen: Path) -> list[str]:
+    """Each profile but the chosen one, and in which conditions it differs from that."""
+    others = []
+    for path in side:
+        if path != chosen:
+            differences = run_record.differences(side[path], side[chosen])
+            others.append(f"{path}, {', '.join(differences) or 'which is older'}")
+    return others

@@ -12,7 +12,7 @@ def render_kernel_reduction(baseline: Path, fused: Path, top: int) -> Report:
     reduction = launch_changes.compare_launches(
         load_kernels.load(baseline), load_kernels.load(fused)
     )
-    report = Report("Kernel reduction")
+    report = Report("Kernel reduction", reduction.paths)
     report.text(*reduction.conditions)
     launch_changes.add_section(report, reduction, "kernel_reduction", top)
     return report

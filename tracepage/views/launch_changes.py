@@ -11,12 +11,14 @@ the kinds show that there are two matrix products fewer.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tracepage.cost import operators
 from tracepage.errors import UsageError
 from tracepage.readers import kernel_names
 from tracepage.readers.source import Source
 from tracepage.records import run_record
+from tracepage.records.step_profile import Profile, Profiled
 from tracepage.show import run_facts, tables
 from tracepage.show.report import Report
 from tracepage.span_names import FORWARD_SPANS
@@ -115,13 +117,15 @@ def compare_launches(before: Source, after: Source, may_differ: bool = False) ->
     return Reduction(paths, conditions, counted, extent, pandas.concat(launches).fillna(0.0), notes)
 
 
+def conditions(profile: Profile | Profiled) -> dict[str, Any]:
+    """The conditions that two profiles must share."""
+    return run_record.conditions(profile["run"]) | {"attention only": profile["attention_only"]}
+
+
 def _differences(before: Source, after: Source, may_differ: bool) -> list[str]:
     """Refuses profiles that cannot be compared; notes of what differs where it may."""
-    ours, theirs = (
-        run_record.conditions(profile["run"]) | {"attention only": profile["attention_only"]}
-        for profile in (before.profile, after.profile)
-        if profile
-    )
+    profiles = (before.profile, after.profile)
+    ours, theirs = (conditions(profile) for profile in profiles if profile)
     if may_differ:
         differences = run_record.differences(ours, theirs)
         return [f"The two differ in {difference}." for difference in differences]

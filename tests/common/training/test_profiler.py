@@ -12,6 +12,7 @@ from common.training import profile_files, profiler
 from common.training.run import Run
 from tests.conftest import TINY, V1, run_options
 from tracepage.cost import flops
+from tracepage.errors import RunError
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest
@@ -175,6 +176,18 @@ def test_a_run_that_is_stopped_while_it_is_profiled_keeps_whole_steps_only(
     assert profile["profiled_steps"] == 2 and products == 2 * 3 * (
         7 * result.record["model"]["num_layers"] + 1
     )
+
+
+def test_a_trace_that_is_cut_off_leaves_nothing_behind(tmp_path):
+    class FullDisk:
+        def export_chrome_trace(self, path: str) -> None:
+            assert os.stat(path.rpartition("/")[0]).st_dev == tmp_path.stat().st_dev
+            with open(f"{path}.tmp", "w") as file:
+                file.write('{"traceEvents": [')
+
+    with pytest.raises(RunError, match=f"could not be written into {tmp_path}: is the disk full"):
+        profiler.exported(FullDisk(), tmp_path / "trace.json")
+    assert not list(tmp_path.iterdir())
 
 
 def full(*_) -> None:

@@ -50,6 +50,14 @@ def test_what_holds_no_kernels_is_refused_in_one_line(tmp_path, content, message
     assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["new_kernel_trace.csv", "ncu_raw.csv", "pmc_perf_long.csv"])
+def test_a_table_with_the_line_ends_of_another_system_is_read(tmp_path, name):
+    lines = (FIXTURES / name).read_text().splitlines()
+    (tmp_path / name).write_bytes("\r".join(lines).encode())
+    table = load_kernels.load(tmp_path / name).table
+    assert table.equals(load_kernels.load(FIXTURES / name).table)
+
+
 def test_a_folder_gives_the_newest_run_of_its_best_source(tmp_path):
     put(tmp_path / "workloads/v2/MI300A_A1/pmc_perf.csv", (FIXTURES / "pmc_perf.csv").read_bytes())
     put(

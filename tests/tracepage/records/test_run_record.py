@@ -65,6 +65,7 @@ def test_runs_without_newer_keys_or_steps_are_valid_and_unknown_keys_are_kept(re
         ),
         ({"precision__compute": "int4"}, "precision.compute", "fp32"),
         ({"loss__all": [math.nan]}, "loss.all.0", "finite"),
+        ({"loss__all": []}, "loss", "it has no loss, but steps were timed"),
         ({"step_ms__p80": 10.0}, "step_ms", "p20 is above p80"),
         ({"step_ms__count": 19}, "step_ms", "count is 19, but 20 steps count"),
         ({"step_ms__all": [13.0] * 20}, "step_ms", "median is 12, but that of the steps is 13"),
@@ -76,6 +77,22 @@ def test_a_wrong_value_is_named(read, tmp_path, change, field, wrong):
     assert str(error.value).startswith(f"{tmp_path}/run.json: {field}: ") and "\n" not in str(
         error.value
     )
+
+
+@pytest.mark.parametrize(
+    "section, key",
+    [
+        ("data", "sha256"),
+        ("data", "entropy_floor"),
+        ("environment", "torch"),
+        ("flops_per_step", "total"),
+    ],
+)
+def test_a_key_that_a_reader_needs_is_named(read, section, key):
+    content = record()
+    del content[section][key]
+    with pytest.raises(UsageError, match=f"run.json: {section}.{key}: Field required"):
+        read(content)
 
 
 def test_a_missing_key_and_another_schema_are_named(read):

@@ -56,6 +56,23 @@ def test_the_page_has_what_the_markdown_has_and_needs_nothing_from_elsewhere(exe
     assert len(ids) == len(set(ids))
 
 
+def test_of_several_runs_the_newest_that_compare_are_reported(execute, tmp_path):
+    """Half a study of batch sizes: the baseline has 16, 8 and 4, the fused version 8 and 4."""
+    before, after = write_profiles(tmp_path)
+    for folder, sizes in ((before, (4, 8, 16)), (after, (4, 8))):
+        profile = read_json(folder / "profile_1.json")
+        for size in sizes:
+            profile["run"]["training"]["batch_size"] = size
+            write_json(folder / f"profile_{size:03}.json", profile)
+        (folder / "profile_1.json").unlink()
+    execute(FUSION, "--baseline", before, "--fused", after, "--output-dir", "out")
+    text = (tmp_path / "out/fusion_report.md").read_text()
+    [others] = [line for line in text.splitlines() if "not in this report" in line]
+    assert "before/profile_016.json, batch size (16 and 8)" in others
+    assert "after/profile_004.json, batch size (4 and 8)" in others
+    assert "profile_008" not in others and "profile_008" in text
+
+
 def test_what_cannot_be_reported_is_refused_and_nothing_is_written(refused, tmp_path):
     assert "missing holds no profile_*.json" in refused(
         FUSION, "--baseline", "missing", "--output-dir", "out"

@@ -24,6 +24,7 @@ from common import cli, nvml
 from common import device as devices
 from common.training import record
 from tracepage import files
+from tracepage.errors import UsageError
 from tracepage.records import study_files
 from tracepage.show import tables
 
@@ -83,7 +84,11 @@ def show_checks(mine: ModuleType, make_device: Callable[[], Device]) -> list[dic
 
 
 def show_processes(mine: ModuleType, path: Path) -> None:
-    one, other = study_files.read_benchmark(path)["cells"][:2]
+    study = study_files.read_benchmark(path)
+    processes = [len(cell["runs"]) for cell in study["cells"][:2]]
+    if len(study["models"]) < 2 or min(processes, default=0) < 2:
+        raise UsageError(f"{path}: give a benchmark of two models, with two processes or more each")
+    one, other = study["cells"][:2]
     a = [run["step_ms"]["median"] for run in one["runs"]]
     b = [run["step_ms"]["median"] for run in other["runs"]]
     both = f"{one['model']} and {other['model']}"
@@ -113,6 +118,7 @@ def main() -> None:
     if options.processes:
         show_processes(mine, options.processes)
     elif options.gpu:
+        files.writable_file(options.gpu, "--gpu")
         measured = record.header("tiny-llama-measuring/1", devices.select("cuda"))
         measured["counter_ms"] = counter_ms()
         measured["checks"] = show_checks(mine, RealGPU)

@@ -264,7 +264,9 @@ def run(
         }
     rows = []
     for quantity, values in measured.items():
-        first, *_, last = values.values()
+        # Without torch.compile, `bandwidth` has one way.
+        numbers = list(values.values())
+        first = numbers[0]
         body = [[way, value, 100 * value / first] for way, value in values.items()]
         print(f"{tables.text([name, quantity, '% of the first'], body)}\n", flush=True)
         row = {
@@ -273,7 +275,7 @@ def run(
             "quantity": quantity,
             "values": values,
             "first": first,
-            "last": last,
+            "last": numbers[-1],
         }
         rows.append(row)
     print(f"{inspect.getdoc(experiment)}\n")

@@ -30,7 +30,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import exercise_tools as exercises
 from common import cli
@@ -38,12 +38,14 @@ from common import device as devices
 from common.precision import Precision
 from common.training import ceilings, record
 from tracepage.errors import UsageError
-from tracepage.files import read_json, writable_file, write_measurement
-from tracepage.records.fields import Ceilings
+from tracepage.files import PositiveAmount, read, schema_of, writable_file, write_measurement
+from tracepage.records.fields import Ceilings, Header
 from tracepage.show import tables
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor
+from typing_extensions import TypedDict
 
 LAB = Path(__file__).resolve().parent
 FOLDERS = {"starter": LAB / "src", "solution": LAB / "solution"}  # of the two profiling.py
@@ -57,7 +59,6 @@ WAYS = {
 PARTS = ("components", *WAYS)  # of profiling_lab.json; one that was not measured is None
 # in experiments.py
 EXPERIMENTS = ("bandwidth", "launches", "transfer", "synchronization", "techniques", "layer")
-SCHEMA = "tiny-llama-profiling-lab/1"
 SIZES = ("batch_size", "seq_len", "d_model", "num_heads", "seq_lens")
 # calls in every measurement of profiling.py
 WARMUP = 3
@@ -79,6 +80,31 @@ class ProfileResult:
     flops: int = 0  # floating-point operations
     # the least that it can move: it reads every input once and writes every output once
     bytes_moved: int = 0
+
+
+class Component(TypedDict):
+    name: str
+    time_ms: PositiveAmount
+
+
+class Components(TypedDict):
+    pytorch: list[Component]
+
+
+class Length(TypedDict):
+    seq_len: PositiveInt
+    ms: dict[str, PositiveAmount]  # by way
+
+
+class Measured(Header):
+    """What `measure` writes; a part that was not measured is None."""
+
+    schema: Literal["tiny-llama-profiling-lab/1"]
+    precision: str
+    sizes: dict[str, Any]
+    components: Components | None
+    optimizations: list[Length] | None
+    frameworks: list[Length] | None
 
 
 class MemoryUsage(NamedTuple):
@@ -281,7 +307,7 @@ def compare(profiling: ModuleType, options: Namespace, device: torch.device) -> 
 
     if not options.subjects:
         raise UsageError("compare needs the files of measure: compare mine.json yours.json")
-    pages = comparison.report([read_json(Path(name), SCHEMA) for name in options.subjects])
+    pages = comparison.report([read(Path(name), Measured) for name in options.subjects])
     if options.output and options.output.suffix != ".html":
         raise UsageError(f"--output {options.output}: name a .html file")
     if options.output:
@@ -366,7 +392,7 @@ def measure(profiling: ModuleType, options: Namespace, device: torch.device) -> 
     writable_file(options.output, "--output")
     devices.configure(device, seed=0)
     result = (
-        record.header(SCHEMA, device)
+        record.header(schema_of(Measured), device)
         | dict.fromkeys(PARTS)
         | {
             "jax": importlib.metadata.version("jax") if jax_runs_on(device.type) else None,

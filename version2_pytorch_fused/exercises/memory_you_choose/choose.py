@@ -16,6 +16,7 @@ import exercise_tools as exercises
 from common import cli
 from common.options import Options
 from tracepage import files
+from tracepage.records.study_files import MemorySnapshot
 from tracepage.show import tables
 
 BATCHES = range(1, 2**16)
@@ -44,7 +45,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     cli.add(parser, "--preset", "--batch-size", "--seq-len")
     parser.add_argument(
-        "--limit-gib", type=float, default=16, metavar="G", help="memory of the GPU (default: 16)"
+        "--limit-gib",
+        type=cli.amount,
+        default=16,
+        metavar="G",
+        help="memory of the GPU (default: 16)",
     )
     parser.add_argument(
         "--snapshot", type=Path, metavar="FILE.json", help="show who holds its peak"
@@ -52,7 +57,8 @@ def main() -> None:
     arguments = cli.parse(parser)
     memory = exercises.load(Path(__file__).parent, "memory")
     if arguments.snapshot:
-        for place, size in memory.holders(files.read_json(arguments.snapshot)).most_common(12):
+        snapshot = files.read(arguments.snapshot, MemorySnapshot)
+        for place, size in memory.holders(snapshot).most_common(12):
             print(f"{size / 2**20:8,.0f} MiB  {place}")
     else:
         predict(memory, cli.resolve(Options, arguments), arguments.limit_gib)

@@ -12,10 +12,9 @@ import exercise_tools as exercises
 from common import cli
 from version2_pytorch_fused import tiny_llama_v2 as v2
 
-additions = exercises.load(Path(__file__).parent, "additions")
-
 
 def main() -> int:
+    additions = exercises.load(Path(__file__).parent, "additions")
     for name in ("swiglu", "TinyLlama", "make_optimizer"):
         setattr(v2, name, getattr(additions, name))
     return v2.main()

@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, metavar="FILE.md", help="write the same as Markdown")
     options = cli.parse(parser)
     if options.output:
-        writable_file(options.output, "--output")
+        writable_file(options.output, "--output", options.results_dir.glob("*.json"))
     result = report(read(options.results_dir))
     print(result.terminal())
     if options.output:
