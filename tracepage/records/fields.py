@@ -80,7 +80,7 @@ class Ceilings(TypedDict):
 
 class PeakMemory(TypedDict):
     peak_mib: Amount
-    kind: str  # what it counts: "GPU allocator" or "process RSS"
+    kind: str  # What it counts, such as "GPU allocator" or "process RSS".
     reserved_mib: NotRequired[Amount]  # on a GPU: what the pools of the allocator held
 
 
