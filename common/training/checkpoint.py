@@ -75,12 +75,7 @@ def save(folder: Path, state: dict[str, Tensor], config: ModelConfig, dataset: D
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     llama = {
         "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
         **config.for_transformers(),
-        "head_dim": config.head_dim,
-        "attention_bias": False,
-        "mlp_bias": False,
         "bos_token_id": None,
         "eos_token_id": None,
         "torch_dtype": "float32",
