@@ -146,14 +146,12 @@ class Run:
             devices.limit_memory(self.device, devices.describe(self.device)["memory_mib"])
             self.precision = Precision(self.device, amp_dtype(options))
             self.dataset = data.load(options.data, options.model.vocab_size, options.seed)
+            if self.options.parallel:
+                distributed.check_alike(self.options, self.dataset.sha256)
             if options.eval_steps:
                 self.dataset, unseen = data.split(self.dataset)
                 self.held_out = self._batches(unseen, options.eval_steps, seed=0)
             self.data = self._batches(self.dataset, options.num_steps, options.seed)
-            if len({*ranks.gathered(self.dataset.sha256)}) > 1:
-                raise UsageError(
-                    "--data is another text for another process: give all the same", shared=True
-                )
             if options.checkpoint_dir:
                 from common.training.checkpoint import Checkpoints
 

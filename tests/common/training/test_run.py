@@ -121,6 +121,13 @@ def test_the_result_names_every_file_that_was_written(monkeypatch, tmp_path):
     }
 
 
+def test_a_folder_whose_name_is_not_utf_8_gets_all_but_the_events_of_tensorboard(execute, tmp_path):
+    said = execute(SCRIPT, *QUICK, "--device", "cpu", "--profile-dir", "caf\udce9").out
+    assert "note: TensorBoard writes into no folder whose name is not UTF-8\n" in said
+    assert "  page         caf?/run.html\n" in said and (tmp_path / "caf\udce9/run.html").exists()
+    assert len(losses(tmp_path / "metrics_v1.json")) == 4
+
+
 def test_a_version_that_does_not_train_is_refused(monkeypatch, tmp_path):
     def half_frozen(chosen):
         model = tiny_llama_v1.make_model(chosen)
