@@ -247,19 +247,21 @@ class Meetings:
         self.last = (0, time.monotonic())  # step and time of the last meeting
         self.seconds = float("inf")  # a step since then
 
-    def agree(self, finished: int, signal: int) -> int:
-        """The number of a signal (0: none) for all processes alike, after this many steps."""
+    def agree(self, finished: int, signal: int, overdue: bool) -> tuple[int, bool]:
+        """The number of a signal (0: none), and whether a line is due, for all processes alike,
+        after this many steps.
+        """
         if finished < self.next:
-            return 0
-        agreed = torch.tensor([signal, self.seconds], device=self.device)
+            return 0, False
+        agreed = torch.tensor([signal, self.seconds, overdue], device=self.device)
         dist.all_reduce(agreed, dist.ReduceOp.MAX)
         # This waits for the device, so the time below is that of finished steps.
-        signal, seconds = agreed.tolist()
+        signal, seconds, overdue = agreed.tolist()
         step, since = self.last
         self.next = finished + max(1, int(PERIOD / seconds))
         self.last = finished, time.monotonic()
         self.seconds = (self.last[1] - since) / (finished - step)
-        return int(signal)
+        return int(signal), bool(overdue)
 
     @contextlib.contextmanager
     def watched(self, keep: Callable[[], None], timeout: float, captured: bool) -> Iterator[None]:
