@@ -25,36 +25,6 @@ Amount = Annotated[float, Field(gt=0, strict=False)]
 
 # Names of transformers.
 RENAMED = {"num_layers": "num_hidden_layers", "max_sequence_length": "max_position_embeddings"}
-# Keys of its config.json that have one value in this model.
-FIXED = {
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": True,
-}
-# Keys that change no logits; a tokenizer or a training run reads some of them.
-WITHOUT_EFFECT = {
-    "_name_or_path",
-    "architectures",
-    "attention_dropout",
-    "bos_token_id",
-    "chunk_size_feed_forward",
-    "dtype",
-    "eos_token_id",
-    "id2label",
-    "is_encoder_decoder",
-    "label2id",
-    "output_attentions",
-    "output_hidden_states",
-    "pad_token_id",
-    "pretraining_tp",
-    "problem_type",
-    "return_dict",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
-}
 
 
 class StrictModel(BaseModel):
@@ -92,36 +62,7 @@ class ModelConfig(StrictModel):
     def for_transformers(self) -> dict[str, Any]:
         """The same shape under the names of transformers' LlamaConfig."""
         shape = {RENAMED.get(name, name): value for name, value in self}
-        derived = {"initializer_range": self.initializer_std, "head_dim": self.head_dim}
-        return FIXED | shape | derived
-
-    @classmethod
-    def from_transformers(cls, content: Any) -> "ModelConfig":
-        """The shape back again, from the content of a config.json. UsageError: it is of another
-        model; names the key.
-        """
-        if not isinstance(content, dict):
-            raise UsageError("it holds no keys")
-        shape = dict(content)
-        rope = shape.get("rope_parameters")
-        # From transformers 5 on.
-        if isinstance(rope, dict) and rope.get("rope_type") == "default" and len(rope) == 2:
-            shape["rope_theta"] = shape.pop("rope_parameters").get("rope_theta")
-        names = {name: RENAMED.get(name, name) for name in cls.model_fields}
-        missing = {*names.values(), "tie_word_embeddings"} - shape.keys()
-        if missing:
-            raise UsageError(f"it has no {min(missing)}")
-        try:
-            config = cls(**{name: shape[key] for name, key in names.items()})
-        except ValidationError as error:
-            raise UsageError("; ".join(map(_describe, error.errors()))) from error
-        expected = config.for_transformers()
-        for key, value in shape.items():
-            if key in expected and value != expected[key]:
-                raise UsageError(f"{key} = {value!r}: this model has {expected[key]!r}")
-            if value and key not in expected.keys() | WITHOUT_EFFECT:
-                raise UsageError(f"{key} = {value!r}: this model has no such part")
-        return config
+        return shape | {"initializer_range": self.initializer_std, "tie_word_embeddings": True}
 
     @model_validator(mode="before")
     @classmethod
@@ -233,7 +174,7 @@ def resolve(preset: str = "tiny", file: Path | None = None, **overrides: dict[st
         config = Config.model_validate(sections)
     except ValidationError as error:
         source = f"config {file}: " if file else ""
-        raise UsageError(source + "; ".join(map(_describe, error.errors()))) from error
+        raise UsageError(source + described(error)) from error
     length = config.training.sequence_length
     longest = config.model.max_sequence_length
     if length > longest and "max_sequence_length" in sections["model"]:
@@ -246,6 +187,10 @@ def resolve(preset: str = "tiny", file: Path | None = None, **overrides: dict[st
         model = config.model.model_copy(update={"max_sequence_length": length})
         config = config.model_copy(update={"model": model})
     return config
+
+
+def described(error: ValidationError) -> str:
+    return "; ".join(map(_describe, error.errors()))
 
 
 def _describe(item: Any) -> str:

@@ -214,8 +214,8 @@ def peak_memory(device: torch.device, graph_bytes: int = 0) -> dict[str, Any]:
     import resource
 
     unit = 2**20 if sys.platform == "darwin" else 2**10  # macOS counts bytes, Linux KiB.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-    return {"peak_mib": peak, "kind": "process RSS since its start"}
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"peak_mib": largest / unit, "kind": "process RSS since its start"}
 
 
 def limit_memory(device: torch.device, mib: float) -> None:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import exercise_tools as exercises
-from common import cli, weights
+from common import cli, saved_config, weights
 from common import device as devices
 from common.config import ModelConfig
 from common.options import Options
@@ -129,7 +129,7 @@ def saved(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     from safetensors.torch import load_file
 
     try:
-        config = ModelConfig.from_transformers(files.read_json(folder / "config.json"))
+        config = saved_config.read(files.read_json(folder / "config.json"))
         tensors = load_file(folder / "model.safetensors")
     except (UsageError, SafetensorError, OSError) as error:
         raise not_saved(folder, error) from error

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from common import ranks, schedule, weights
+from common import ranks, saved_config, schedule, weights
 from common.config import ModelConfig
 from common.data import Dataset
 from common.options import RunOptions
@@ -75,7 +75,7 @@ def save(folder: Path, state: dict[str, Tensor], config: ModelConfig, dataset: D
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     llama = {
         "architectures": ["LlamaForCausalLM"],
-        **config.for_transformers(),
+        **saved_config.content(config),
         "bos_token_id": None,
         "eos_token_id": None,
         "torch_dtype": "float32",
@@ -266,7 +266,7 @@ class Checkpoints:
         # What a model or optimizer derives from the weights follows.
         prepared.model.load_state_dict(prepared.model.state_dict())
         if self.scaler:
-            self.precision.scaler.load_state_dict(self.scaler)
+            self.precision.scaler.load_state_dict(cast(dict[str, Any], self.scaler))
 
     def save(self, finished: int) -> None:
         """Writes the state after these steps, and removes all but the KEPT newest checkpoints.
