@@ -187,7 +187,7 @@ class Batches:
         except RuntimeError as error:
             raise RunError(
                 f"the places of {count:,} batches of {rank.world_size * batch_size:,} sequences "
-                "in the data do not fit into memory: take fewer steps, or a smaller --batch-size"
+                "do not fit into memory: lower --num-steps, --eval-steps or --batch-size"
             ) from error
         self.starts = starts.contiguous().to(device)  # [steps, B, 1]
         # [N]; on a CPU this is no copy, but the file itself.

@@ -101,7 +101,7 @@ def test_every_window_of_the_data_can_be_drawn() -> None:
 
 def test_more_batches_than_fit_into_memory_are_refused_as_such() -> None:
     with pytest.raises(
-        RunError, match=r"1,000,000,000 batches of 500,000,000 sequences .* take fewer steps"
+        RunError, match=r"1,000,000,000 batches of 500,000,000 sequences .* lower --num-steps"
     ):
         data.Batches(counting(1000), (5 * 10**8, 16, 10**9), 0, CPU)
 
