@@ -124,13 +124,13 @@ class OtherPrograms:
         if self.threads == 1:
             return None
         time.sleep(max(0.0, self.start + LOOK - time.monotonic()))
-        taken = (_busy_seconds() - self.busy) / (time.monotonic() - self.start)
+        used = (_busy_seconds() - self.busy) / (time.monotonic() - self.start)
         cores = len(os.sched_getaffinity(0))
-        if taken < 0.5 or taken + self.threads < cores + 0.5:
+        if used < 0.5 or used + self.threads < cores + 0.5:
             return None
         return (
-            f"other programs use {min(taken, cores):.1f} of {cores} cores, and {self.threads} "
-            f"threads wait for them: put OMP_NUM_THREADS={max(1, int(cores - taken))} in front of "
+            f"other programs use {min(used, cores):.1f} of {cores} cores, and {self.threads} "
+            f"threads wait for them: put OMP_NUM_THREADS={max(1, int(cores - used))} in front of "
             "the command"
         )
 
@@ -148,5 +148,5 @@ def _busy_seconds() -> float:
         if name in cores:
             user, nice, system, _, _, irq, softirq, steal = map(int, times[:8])
             ticks += user + nice + system + irq + softirq + steal
-    own = os.times()
-    return ticks / os.sysconf("SC_CLK_TCK") - sum(own[:4])
+    process = os.times()
+    return ticks / os.sysconf("SC_CLK_TCK") - sum(process[:4])

@@ -157,12 +157,14 @@ def load_weights(model: Any, state: dict[str, Tensor], folder: Path) -> None:
     expected = model.baseline_state_dict()
     for name in sorted(expected.keys() | state.keys()):
         tensor = state.get(name)
-        if tensor is None or name not in expected:
-            raise not_saved(folder, f"{name} is {'missing' if tensor is None else 'no part of it'}")
+        if tensor is None:
+            raise not_saved(folder, f"{name} is missing")
+        if name not in expected:
+            raise not_saved(folder, f"{name} is no part of it")
         shape = list(expected[name].shape)
         if list(tensor.shape) != shape or not tensor.is_floating_point():
-            found = f"{tensor.dtype} {list(tensor.shape)}"
-            raise not_saved(folder, f"{name} is {found}, not of numbers {shape}")
+            kind = f"{tensor.dtype} {list(tensor.shape)}"
+            raise not_saved(folder, f"{name} is {kind}, not of numbers {shape}")
     model.load_state_dict(state)
 
 

@@ -142,7 +142,7 @@ def checkpoints(folder: Path) -> list[Path]:
 def _file_sum(path: Path) -> int:
     total = 0
     with path.open("rb") as file:
-        while block := file.read(2**24):
+        for block in iter(lambda: file.read(2**24), b""):
             total = zlib.crc32(block, total)
     return total
 
