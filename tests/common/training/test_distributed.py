@@ -427,6 +427,20 @@ def test_an_error_that_all_have_is_shown_once_and_any_other_with_its_rank(
     assert (ended.value.code, capsys.readouterr().err) == (1, said)
 
 
+def test_a_process_that_torchrun_ends_meanwhile_keeps_its_exit_code(as_rank, monkeypatch, capsys):
+    def fail() -> None:
+        raise UsageError("--learning-rate", shared=True)
+
+    def stop(_) -> None:
+        raise cli.Stopped(signal.SIGTERM)
+
+    monkeypatch.setattr(cli.time, "sleep", stop)
+    as_rank(1)
+    with pytest.raises(SystemExit) as ended:
+        cli.command(fail)
+    assert (ended.value.code, capsys.readouterr().err) == (2, "")
+
+
 # -------------------------------------------------------------------------------------------------------------------- GPUs
 
 
