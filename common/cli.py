@@ -59,7 +59,10 @@ def _end_of_a_rank(error: UsageError | RunError) -> None:
     """
     rank = ranks.here()
     if (rank.rank and error.shared) or (rank.local_rank and isinstance(error, UsageError)):
-        time.sleep(GRACE)
+        try:
+            time.sleep(GRACE)
+        except KeyboardInterrupt:  # torchrun's signal; the exit code stays that of the error.
+            return
     if rank.main_process or not error.shared:
         alone = error.shared or rank.world_size == 1
         prefix = "" if alone else f"rank {rank.rank}: "

@@ -64,11 +64,6 @@ class ModelConfig(StrictModel):
         shape = {RENAMED.get(name, name): value for name, value in self}
         return shape | {"initializer_range": self.initializer_std, "tie_word_embeddings": True}
 
-    @classmethod
-    def from_transformers(cls, shape: dict[str, Any]) -> "ModelConfig":
-        """The shape back again. KeyError: a name is missing."""
-        return cls(**{name: shape[RENAMED.get(name, name)] for name in cls.model_fields})
-
     @model_validator(mode="before")
     @classmethod
     def _as_many_kv_heads_as_heads(cls, values: Any) -> Any:
@@ -192,7 +187,7 @@ def resolve(preset: str = "tiny", file: Path | None = None, **overrides: dict[st
         config = Config.model_validate(sections)
     except ValidationError as error:
         source = f"config {file}: " if file else ""
-        raise UsageError(source + "; ".join(map(_describe, error.errors()))) from error
+        raise UsageError(source + described(error)) from error
     length = config.training.sequence_length
     longest = config.model.max_sequence_length
     if length > longest and "max_sequence_length" in sections["model"]:
@@ -205,6 +200,10 @@ def resolve(preset: str = "tiny", file: Path | None = None, **overrides: dict[st
         model = config.model.model_copy(update={"max_sequence_length": length})
         config = config.model_copy(update={"model": model})
     return config
+
+
+def described(error: ValidationError) -> str:
+    return "; ".join(map(_describe, error.errors()))
 
 
 def _describe(item: Any) -> str:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from common.device import is_gpu
 from common.ranks import Ranks
-from tracepage.errors import UsageError
+from tracepage.errors import RunError, UsageError
 from tracepage.files import opened, writable_folder
 from tracepage.terminal import progress
 
@@ -91,8 +91,13 @@ def _stdlib_modules() -> Iterator[str]:
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
     for path in sorted(root.rglob("*.py")):
-        if not skipped.intersection(path.relative_to(root).parts):
-            yield path.read_text(encoding="utf-8", errors="replace")
+        if skipped.intersection(path.relative_to(root).parts):
+            continue
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError:  # Distributions leave links to nothing, and files that only root reads.
+            continue
+        yield text
 
 
 def _file(name: str) -> str:
@@ -156,7 +161,8 @@ class Batches:
     Of several processes, each gets B sequences of a batch of world_size x B, in the order of the
     ranks: together they see what one process with that batch size sees.
 
-    UsageError: the data is shorter than one window.
+    UsageError: the data is shorter than one window. RunError: there are more batches than fit into
+    memory.
     """
 
     def __init__(
@@ -177,7 +183,13 @@ class Batches:
             )
         generator = torch.Generator().manual_seed(seed)
         shape = (count, rank.world_size, batch_size, 1)
-        starts = torch.randint(available, shape, generator=generator)[:, rank.rank]
+        try:
+            starts = torch.randint(available, shape, generator=generator)[:, rank.rank]
+        except RuntimeError as error:
+            raise RunError(
+                f"the places of {count:,} batches of {rank.world_size * batch_size:,} sequences "
+                "do not fit into memory: lower --num-steps, --eval-steps or --batch-size"
+            ) from error
         self.starts = starts.contiguous().to(device)  # [steps, B, 1]
         # [N]; on a CPU this is no copy, but the file itself.
         tokens = torch.from_numpy(dataset.tokens.view(np.int32))
@@ -190,11 +202,14 @@ class Batches:
 
 
 def cache_folder() -> Path:
-    """The folder of the caches, made if need be. UsageError: it cannot be written to."""
-    return writable_folder(
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiny_llama",
-        "XDG_CACHE_HOME",
-    )
+    """The folder of the caches. UsageError: nothing says where it is."""
+    try:
+        caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise UsageError(
+            "this user has no home folder for the cache: name a folder in XDG_CACHE_HOME"
+        ) from error
+    return Path(caches) / "tiny_llama"
 
 
 def _tokenized(name: str, texts: Sequence[str], vocab_size: int) -> Dataset:
@@ -205,11 +220,17 @@ def _tokenized(name: str, texts: Sequence[str], vocab_size: int) -> Dataset:
     versions = f"py{platform.python_version()}-tokenizers{tokenizers.__version__}"
     folder = cache_folder() / f"{digest[:16]}-v{vocab_size}-{versions}"
     if not folder.exists():
+        writable_folder(folder.parent, "XDG_CACHE_HOME")
         _build(folder, [piece for text in texts for piece in _pieces(text)], vocab_size)
     try:  # mapped, as copies of what is written to, because PyTorch takes no array that cannot be
         tokens = np.load(folder / "tokens.npy", mmap_mode="c")
         if tokens.ndim != 1 or tokens.max() >= vocab_size:
             raise ValueError("they are of another vocabulary")
+    except PermissionError as error:
+        raise UsageError(
+            f"the cached tokens in {folder} are another user's ({error.strerror}): "
+            "ask for permission to read them, or name another folder in XDG_CACHE_HOME"
+        ) from error
     except (OSError, ValueError) as error:
         raise UsageError(
             f"the cached tokens in {folder} are damaged: remove that folder"
@@ -228,6 +249,8 @@ def _build(folder: Path, texts: Sequence[str], vocab_size: int) -> None:
         dir=folder.parent, prefix=f".{folder.name}-", ignore_cleanup_errors=True
     ) as name:
         bpe.build(texts, vocab_size, Path(name))
+        # A temporary folder is its owner's alone; the cache may be shared.
+        shutil.copymode(folder.parent, name)
         try:
             Path(name).rename(folder)
         except OSError:

@@ -195,18 +195,25 @@ def environment() -> dict[str, Any]:
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
+_peak_was_reset = False
 
 
 def reset_peak_memory(device: torch.device) -> None:
+    """On a CPU only Linux can do so, and not in every sandbox."""
+    global _peak_was_reset
     if is_gpu(device):
         torch.cuda.reset_peak_memory_stats(device)
-    elif _CLEAR.exists():
-        _CLEAR.write_text("5")  # Linux: the resident-set peak starts anew
+        return
+    try:
+        _CLEAR.write_text("5")  # The resident-set peak starts anew.
+        _peak_was_reset = True
+    except OSError:
+        _peak_was_reset = False
 
 
 def peak_memory(device: torch.device, graph_bytes: int = 0) -> dict[str, Any]:
     """Peak since `reset_peak_memory`, in MiB: of the allocator on a GPU, of the process's resident
-    set on a CPU.
+    set on a CPU; since the start of the process where it cannot be reset.
 
     On a GPU `peak_mib` is what tensors took at once, and `reserved_mib` what the allocator's pools
     held, graphs' pools included. `graph_bytes` is what a captured step allocates at once, which the
@@ -216,15 +223,16 @@ def peak_memory(device: torch.device, graph_bytes: int = 0) -> dict[str, Any]:
         peak = max(torch.cuda.max_memory_allocated(device), graph_bytes)
         reserved = torch.cuda.max_memory_reserved(device) / 2**20
         return {"peak_mib": peak / 2**20, "kind": "GPU allocator", "reserved_mib": reserved}
-    if _STATUS.exists():
-        [kib] = re.findall(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)
-        return {"peak_mib": int(kib) / 1024, "kind": "process RSS"}
-    import resource  # no /proc: macOS, where the peak is in bytes
+    kind = "process RSS" if _peak_was_reset else "process RSS since its start"
+    status = _STATUS.read_text() if _STATUS.exists() else ""
+    high_water = re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
+    if high_water:
+        return {"peak_mib": int(high_water[1]) / 1024, "kind": kind}
+    import resource
 
-    return {
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-        "kind": "process RSS",
-    }
+    unit = 2**20 if sys.platform == "darwin" else 2**10  # macOS counts bytes, Linux KiB.
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"peak_mib": largest / unit, "kind": "process RSS since its start"}
 
 
 def limit_memory(device: torch.device, mib: float) -> None:

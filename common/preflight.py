@@ -19,6 +19,7 @@ from pathlib import Path
 from common import ROOT, cli, data
 from common import device as devices
 from common.config import ModelConfig
+from common.timing import OtherPrograms
 from tracepage.errors import RunError, UsageError, first_line
 from tracepage.files import writable_file, write_json
 from tracepage.terminal import progress, wrapped
@@ -55,6 +56,12 @@ def pytorch() -> Check:
     if not fits:
         text += f"; {oldest} or newer, below {limit}, is needed"
     return Check("torch", fits, text)
+
+
+def idle(device: torch.device) -> Check:
+    """Whether other programs use the cores or the GPU."""
+    note = OtherPrograms(device).note()
+    return Check("idle device", not note, note or "no other program is seen to use it")
 
 
 def gpu(device: torch.device) -> Check:
@@ -130,6 +137,7 @@ def tools() -> Check:
 
 def checks(device: torch.device) -> Iterator[Check]:
     """Each check as soon as it is made."""
+    yield idle(device)
     yield pytorch()
     yield gpu(device)
     yield training(device)

@@ -5,8 +5,11 @@ lies between two readings of the monotonic clock. Results are milliseconds; the 
 median with the 20th and 80th percentile.
 """
 
+import contextlib
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from common import device as devices
 from common import spans
@@ -16,6 +19,9 @@ import torch
 
 PHASE_STEPS = 10
 AHEAD = 8  # calls that the host may be ahead of the device where a benchmark ends by time
+LOOK = 0.5  # seconds, at least, in which other programs are watched
+CPU_TIMES = Path("/proc/stat")
+BUSY_GPU = 10  # percent, from which on a GPU is shared
 
 
 class Clock:
@@ -110,3 +116,54 @@ def phase_times(
             times[name].append(clock.milliseconds(cuts[name, True], cuts[name, False]))
     spans.observer = None
     return times
+
+
+class OtherPrograms:
+    """What other programs take of the device since this was made, before a measurement begins."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.gpu_percent = 0
+        # Later this process's own kernels would count.
+        if devices.is_gpu(device) and not torch.cuda.is_initialized():
+            with contextlib.suppress(Exception):  # Neither NVML nor amdsmi answers everywhere.
+                self.gpu_percent = torch.cuda.utilization()
+        self.threads = 1 if devices.is_gpu(device) else torch.get_num_threads()
+        self.start = time.monotonic()
+        self.busy = _busy_seconds()
+
+    def note(self) -> str | None:
+        """A sentence with the cure; None if they take little, or if nothing here counts it."""
+        if self.gpu_percent > BUSY_GPU:
+            return (
+                f"other programs keep this GPU {self.gpu_percent} % busy, and times include that: "
+                "choose a free one with CUDA_VISIBLE_DEVICES"
+            )
+        if self.threads == 1:
+            return None
+        time.sleep(max(0.0, self.start + LOOK - time.monotonic()))
+        used = (_busy_seconds() - self.busy) / (time.monotonic() - self.start)
+        cores = len(os.sched_getaffinity(0))
+        if used < 0.5 or used + self.threads < cores + 0.5:
+            return None
+        return (
+            f"other programs use {min(used, cores):.1f} of {cores} cores, and {self.threads} "
+            f"threads wait for them: put OMP_NUM_THREADS={max(1, int(cores - used))} in front of "
+            "the command"
+        )
+
+
+def _busy_seconds() -> float:
+    """The seconds for which other programs have kept busy the cores that this process may use; 0
+    where there is no Linux to count them.
+    """
+    if not CPU_TIMES.exists():
+        return 0.0
+    cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in CPU_TIMES.read_text().splitlines():
+        name, *times = line.split()
+        if name in cores:
+            user, nice, system, _, _, irq, softirq, steal = map(int, times[:8])
+            ticks += user + nice + system + irq + softirq + steal
+    process = os.times()
+    return ticks / os.sysconf("SC_CLK_TCK") - sum(process[:4])

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import exercise_tools as exercises
-from common import cli, weights
+from common import cli, saved_config, weights
 from common import device as devices
 from common.config import ModelConfig
 from common.options import Options
@@ -32,11 +32,10 @@ from common.training import capture, ceilings, record
 from studies import version_files
 from tracepage import files
 from tracepage.cost import flops
-from tracepage.errors import UsageError
+from tracepage.errors import UsageError, first_line
 from tracepage.records.study_files import Decoding
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 HERE = Path(__file__).resolve().parent
@@ -121,27 +120,74 @@ class Decoder:
         self.ids.index_copy_(0, self.position, self.choose(logits))
 
 
-def saved(folder: Path) -> tuple[ModelConfig, dict[str, Tensor], Any]:
-    """What --save-model has written: sizes, weights under Version 1's names, and the tokenizer.
+def saved(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """What --save-model has written: sizes, and weights under Version 1's names.
 
-    UsageError: --save-model has not written this folder.
+    UsageError: --save-model has not written this folder, or not this model.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
-    from tokenizers import Tokenizer
 
     try:
-        config = ModelConfig.from_transformers(files.read_json(folder / "config.json"))
+        config = saved_config.read(files.read_json(folder / "config.json"))
         tensors = load_file(folder / "model.safetensors")
-        state = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-    except (KeyError, ValidationError, SafetensorError, OSError) as error:
+    except (UsageError, SafetensorError, OSError) as error:
+        raise not_saved(folder, error) from error
+    state = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    embedding = state.get("embed_tokens.weight", torch.empty(0))
+    if not torch.equal(state.setdefault("lm_head.weight", embedding), embedding):
+        raise not_saved(
+            folder, "lm_head.weight is not that of the embedding, to which ours is tied"
+        )
+    count = sum(tensor.numel() for tensor in state.values()) - embedding.numel()
+    expected = flops.parameters(config)["total"]
+    if count != expected:
+        raise not_saved(folder, f"its tensors have {count:,} elements, its config {expected:,}")
+    return config, state
+
+
+def not_saved(folder: Path, reason: object) -> UsageError:
+    return UsageError(
+        f"--checkpoint: {folder} holds no model that --save-model has written ({reason})"
+    )
+
+
+def load_weights(model: Any, state: dict[str, Tensor], folder: Path) -> None:
+    """UsageError: the tensors have other names, shapes or numbers than the model's."""
+    expected = model.baseline_state_dict()
+    for name in sorted(expected.keys() | state.keys()):
+        tensor = state.get(name)
+        if tensor is None:
+            raise not_saved(folder, f"{name} is missing")
+        if name not in expected:
+            raise not_saved(folder, f"{name} is no part of it")
+        shape = list(expected[name].shape)
+        if list(tensor.shape) != shape or not tensor.is_floating_point():
+            kind = f"{tensor.dtype} {list(tensor.shape)}"
+            raise not_saved(folder, f"{name} is {kind}, not of numbers {shape}")
+    model.load_state_dict(state)
+
+
+def tokenized(folder: Path, prompt: str, vocab_size: int) -> tuple[Any, list[int]]:
+    """The tokenizer, which only a model of text has, and the prompt's tokens. UsageError: it is
+    damaged, or another model's.
+    """
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    text = files.read_text(path)
+    try:
+        tokenizer = Tokenizer.from_str(text)
+        ids = tokenizer.encode(prompt).ids
+    except Exception as error:  # The library has no class of its own.
+        raise UsageError(f"--checkpoint: {path} is no tokenizer: {first_line(error)}") from error
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest >= vocab_size:
         raise UsageError(
-            f"--checkpoint: {folder} holds no model that --save-model has written ({error})"
-        ) from error
-    state["lm_head.weight"] = state["embed_tokens.weight"]
-    # Only a model of text has a tokenizer.
-    tokenizer = Tokenizer.from_str(files.read_text(folder / "tokenizer.json"))
-    return config, state, tokenizer
+            f"--checkpoint: {path} is another model's: it has a token {largest:,}, "
+            f"and the model {vocab_size:,} tokens"
+        )
+    return tokenizer, ids
 
 
 def measure(
@@ -216,6 +262,15 @@ def print_record(measured: Decoding) -> None:
     print(f"GB/s      {measured['bytes_per_second'] / 1e9:,.4g}{share}")
 
 
+def text(argument: str) -> str:
+    """An argument that is UTF-8."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"{argument!r} is not UTF-8") from error
+    return argument
+
+
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=__doc__)
     source = result.add_mutually_exclusive_group(required=True)
@@ -227,7 +282,7 @@ def parser() -> argparse.ArgumentParser:
     )
     cli.add(result, "--preset", "--config", "--seed", "--device", "--capture-step")
     add = result.add_argument
-    add("--prompt", default="def ", metavar="TEXT", help="begins the text (default: 'def ')")
+    add("--prompt", type=text, default="def ", metavar="TEXT", help="its start (default: 'def ')")
     add("--tokens", type=cli.positive, default=64, metavar="N", help="at least 4 (default: 64)")
     add("--temperature", type=cli.amount, default=0.0, help="0: the likeliest token, 1: a draw")
     add("--operations", choices=(*VERSIONS, "fused"), default="v2", help="fused: decode_kernels.py")
@@ -245,34 +300,37 @@ def main() -> None:
         files.writable_file(output, "--metrics-out", (arguments.checkpoint, arguments.config))
     device = devices.select(arguments.device)
     tokenizer = None
-    torch.manual_seed(options.seed)
-    prompt = torch.randint(options.model.vocab_size, (arguments.prompt_tokens or 1,))
+    count = arguments.prompt_tokens
     if arguments.checkpoint:
-        config, state, tokenizer = saved(arguments.checkpoint)
+        config, state = saved(arguments.checkpoint)
         options = replace(options, model=config)
-        prompt = torch.tensor(tokenizer.encode(arguments.prompt).ids)
-    length = len(prompt) + arguments.tokens
+        tokenizer, ids = tokenized(arguments.checkpoint, arguments.prompt, config.vocab_size)
+        count = len(ids)
+    length = count + arguments.tokens
     longest = options.model.max_sequence_length
     # A capture first writes three tokens.
-    if not len(prompt) or arguments.tokens < 4 or length > longest:
+    if not count or arguments.tokens < 4 or length > longest:
         raise UsageError(
-            f"a prompt of {len(prompt)}, --tokens {arguments.tokens}: "
+            f"a prompt of {count}, --tokens {arguments.tokens}: "
             f"give at least 1 and 4, at most {longest} in all"
         )
     if arguments.capture_step:
         capture.check_supported(device)
     half = devices.is_gpu(device) and torch.cuda.is_bf16_supported(including_emulation=False)
     dtype = torch.bfloat16 if half else torch.float32
+    torch.manual_seed(options.seed)
+    prompt = torch.randint(options.model.vocab_size, (count,))
     decoder = Decoder(arguments.operations, options, length, dtype)
     if tokenizer:
-        decoder.model.load_state_dict(state)
+        load_weights(decoder.model, state, arguments.checkpoint)
+        prompt = torch.tensor(ids)
     decoder.temperature = arguments.temperature
     times = measure(
         decoder, prompt.to(device), arguments.tokens, arguments.capture_step, options.seed
     )
     if tokenizer:
         print(tokenizer.decode(decoder.ids[:length].tolist()), end="\n\n")
-    measured = make_record(arguments, decoder, len(prompt), times)
+    measured = make_record(arguments, decoder, count, times)
     print_record(measured)
     if output:
         files.write_measurement(output, measured, "--metrics-out")

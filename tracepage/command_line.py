@@ -5,6 +5,7 @@ says why.
 import argparse
 import contextlib
 import importlib.util
+import io
 import os
 import signal
 import sys
@@ -52,6 +53,18 @@ def parse_known(
     return parser.parse_known_args(flags)
 
 
+def make_printable() -> None:
+    """Letters that stdout cannot show become question marks, and a stream that is closed goes
+    nowhere: neither ends a command.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif name == "stdout" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def print_error(error: UsageError | RunError) -> None:
     print(f"error: {error}", file=sys.stderr, flush=True)
 
@@ -65,6 +78,7 @@ def exit_code(
     0: completed; 1: the run failed; 2: the input is wrong; 128 + n: stopped by signal n; 141: the
     reader of our output (head, less) has left.
     """
+    make_printable()
     try:
         code = main() or 0
         sys.stdout.flush()

@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, cast
 
 from common import cli, ranks
@@ -118,6 +119,37 @@ def joined(options: RunOptions, device: torch.device) -> Iterator[None]:
         )
         yield
         dist.destroy_process_group()
+
+
+def check_alike(options: RunOptions, sha256: str) -> None:
+    """UsageError, in all processes: one of them has other options than the first, which it names,
+    or other data.
+    """
+    everyone = ranks.gathered((sha256, _options_by_flag(options)))
+    text, expected = everyone[0]
+    for rank, (other_text, values) in enumerate(everyone):
+        differing = [
+            f"{flag} ({values.get(flag)} for rank {rank}, {value} for rank 0)"
+            for flag, value in expected.items()
+            if values.get(flag) != value
+        ]
+        if other_text != text:
+            differing.insert(0, "--data is another text for another process")
+        if differing:
+            raise UsageError(f"{', '.join(differing)}: give all the same", shared=True)
+
+
+def _options_by_flag(options: RunOptions) -> dict[str, str]:
+    """What must be alike. A file or a folder may have another name on another node."""
+    values = vars(options) | dict(options.model)
+    values |= {f"enable_{name}": value for name, value in options.switches.items()}
+    for name in ("model", "switches", "config", "data", "metrics_out"):
+        del values[name]
+    result = {}
+    for name, value in values.items():
+        text = "a path" if isinstance(value, Path) else str(value)
+        result[f"--{name.replace('_', '-')}"] = text
+    return result
 
 
 # --------------------------------------------------------------------------------------- training
@@ -215,19 +247,21 @@ class Meetings:
         self.last = (0, time.monotonic())  # step and time of the last meeting
         self.seconds = float("inf")  # a step since then
 
-    def agree(self, finished: int, signal: int) -> int:
-        """The number of a signal (0: none) for all processes alike, after this many steps."""
+    def agree(self, finished: int, signal: int, overdue: bool) -> tuple[int, bool]:
+        """The number of a signal (0: none), and whether a line is due, for all processes alike,
+        after this many steps.
+        """
         if finished < self.next:
-            return 0
-        agreed = torch.tensor([signal, self.seconds], device=self.device)
+            return 0, False
+        agreed = torch.tensor([signal, self.seconds, overdue], device=self.device)
         dist.all_reduce(agreed, dist.ReduceOp.MAX)
         # This waits for the device, so the time below is that of finished steps.
-        signal, seconds = agreed.tolist()
+        signal, seconds, overdue = agreed.tolist()
         step, since = self.last
         self.next = finished + max(1, int(PERIOD / seconds))
         self.last = finished, time.monotonic()
         self.seconds = (self.last[1] - since) / (finished - step)
-        return int(signal)
+        return int(signal), bool(overdue)
 
     @contextlib.contextmanager
     def watched(self, keep: Callable[[], None], timeout: float, captured: bool) -> Iterator[None]:

@@ -49,7 +49,10 @@ def write(path: Path, content: dict[str, Any]) -> list[Path]:
         write_json(path, profile)
         written = [path, exported, *([eager] if eager.exists() else [])]
         written += sorted(folder.glob(f"trace_rank*_{stamp}.json"))  # of the other processes
-        written.append(write_events(step_profile.events(path, profile["run"]), profile["run"]))
+        try:
+            written.append(write_events(step_profile.events(path, profile["run"]), profile["run"]))
+        except UnicodeEncodeError:
+            print("note: TensorBoard writes into no folder whose name is not UTF-8", flush=True)
         if profile["profiled_steps"] and profile["operators"]:
             if profile["memory_peak_bytes"] is not None:
                 write_text(folder / "memory_timeline.html", MEMORY_PAGE)

@@ -8,6 +8,7 @@ used.
 
 import math
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -19,9 +20,10 @@ from common import cli, data, ranks, spans
 from common import device as devices
 from common.options import Options, RunOptions
 from common.precision import Precision, amp_dtype
-from common.timing import Clock, summarize
+from common.timing import Clock, OtherPrograms, summarize
 from common.training import preparation
 from common.training.preparation import Model, Optimizer, Prepared, Step
+from tracepage import terminal
 from tracepage.errors import RunError, UsageError, first_line
 from tracepage.files import writable_file, writable_folder, write_measurement
 from tracepage.terminal import Line, duration, format_time, progress
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from common.training.profiler import Profiler
     from tracepage.records.fields import Ceilings
     from tracepage.records.run_record import RunRecord, TimedRun
+
+
+RECENT = 50  # steps whose median foretells the others
 
 
 def resolve_for_device(
@@ -131,6 +136,7 @@ class Run:
             forms: of --parallel that the version supports, the default first.
         """
         self.device = devices.select(options.device)
+        others = OtherPrograms(self.device)
         self.options = resolve_for_device(options, name, captured, forms, self.device)
         self.metrics = options.metrics_out or Path(f"metrics_{self.options.name}.json")
         self.profiles: list[Path] = []
@@ -154,14 +160,12 @@ class Run:
             devices.limit_memory(self.device, devices.describe(self.device)["memory_mib"])
             self.precision = Precision(self.device, amp_dtype(options))
             self.dataset = data.load(options.data, options.model.vocab_size, options.seed)
+            if self.options.parallel:
+                distributed.check_alike(self.options, self.dataset.sha256)
             if options.eval_steps:
                 self.dataset, unseen = data.split(self.dataset)
                 self.held_out = self._batches(unseen, options.eval_steps, seed=0)
             self.data = self._batches(self.dataset, options.num_steps, options.seed)
-            if len({*ranks.gathered(self.dataset.sha256)}) > 1:
-                raise UsageError(
-                    "--data is another text for another process: give all the same", shared=True
-                )
             if options.checkpoint_dir:
                 from common.training.checkpoint import Checkpoints
 
@@ -172,6 +176,9 @@ class Run:
 
                 planned = replace(options, num_steps=options.num_steps - self.steps_before)
                 self.profiler = Profiler(planned, self.device)
+            note = others.note()
+            if note:
+                print(f"note: {note}", flush=True)
             if options.validate_setup:
                 from common.training import record
 
@@ -314,8 +321,9 @@ class Run:
         loop = self.loop
         assert loop
         loop.keep(loss)
+        overdue = loop.overdue
         if self.meetings:
-            loop.signal = self.meetings.agree(loop.done, loop.signal)
+            loop.signal, overdue = self.meetings.agree(loop.done, loop.signal, overdue)
         if self.profiler and loop.signal:
             self.profiler.stop()  # before what follows could count as a further step
         elif self.profiler:
@@ -325,7 +333,8 @@ class Run:
         # A checkpoint would be part of a profiled step.
         due = every and step % every == 0 and not spans.recording
         saving = self.checkpoints and (loop.ends or due)
-        if loop.ends or saving or step % self.options.log_every == 0:
+        overdue = overdue and not spans.recording
+        if loop.ends or saving or overdue or step % self.options.log_every == 0:
             loop.log()
         if self.checkpoints and saving:
             self.checkpoints.save(step)
@@ -469,6 +478,7 @@ class Loop:
         self.signals: list[int] = []  # received
         self.signal = 0  # that ends the run
         self.line = Line(sys.stdout)
+        self.last_line = time.monotonic()
         self.stack = ExitStack()  # what lasts as long as the loop
 
     @property
@@ -479,6 +489,11 @@ class Loop:
     def ends(self) -> bool:
         """Whether the last step was the run's last."""
         return self.signal > 0 or self.complete
+
+    @property
+    def overdue(self) -> bool:
+        """Whether a line is due by the clock, before --log-every steps are done."""
+        return time.monotonic() - self.last_line > terminal.SECONDS
 
     def keep(self, loss: Tensor) -> None:
         """Counts a step, without waiting for it."""
@@ -526,13 +541,19 @@ class Loop:
         median = summarize(self.step_ms[since:])["median"]
         options = self.options
         tokens = ranks.here().world_size * options.batch_size * options.seq_len
-        left = math.ceil(median / 1e3 * (self.planned - self.done))
+        recent = summarize(self.step_ms[-RECENT:])["median"]
+        left = math.ceil(recent / 1e3 * (self.planned - self.done))
         line = (
             f"step {self.steps_before + self.done:5d}/{options.num_steps}  "
-            f"loss {self.losses[-1]:7.4f}  {format_time(median):>9} a step  "
+            f"loss {self.losses[-1]:6.4f}  {format_time(median):>7} a step  "
             f"{tokens / median * 1e3:11,.0f} tokens/s"
         )
-        self.line.show(f"{line}  {duration(left):>6} left" if left else line)
+        if left:
+            line += f"  {duration(left):>6} left"
+        if len(line) >= terminal.LEAST:
+            line = " ".join(line.split())
+        self.line.show(line)
+        self.last_line = time.monotonic()
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 from common import data
 from common.ranks import Ranks
 from tests.conftest import ROOT
-from tracepage.errors import UsageError
+from tracepage.errors import RunError, UsageError
 
 import numpy as np
 import pytest
@@ -99,6 +99,13 @@ def test_every_window_of_the_data_can_be_drawn() -> None:
         draw(counting(16), (1, 16), 1)
 
 
+def test_more_batches_than_fit_into_memory_are_refused_as_such() -> None:
+    with pytest.raises(
+        RunError, match=r"1,000,000,000 batches of 500,000,000 sequences .* lower --num-steps"
+    ):
+        data.Batches(counting(1000), (5 * 10**8, 16, 10**9), 0, CPU)
+
+
 # --------------------------------------------------------------------------------------------------------- synthetic
 
 
@@ -142,6 +149,19 @@ def test_standard_library_is_the_default_text() -> None:
     start = Tokenizer.from_file(str(dataset.tokenizer)).decode(dataset.tokens[:2000].tolist())
     first = next(path for path in sorted(Path(os.__file__).parent.glob("*.py")))
     assert first.read_text(encoding="utf-8").startswith(start[:500])
+
+
+def test_modules_of_the_standard_library_that_cannot_be_read_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link to nothing, one to itself, and a folder with the name of a module."""
+    (tmp_path / "a.py").write_text("a = 1\n")
+    (tmp_path / "b.py").symlink_to("nowhere.py")
+    (tmp_path / "c.py").symlink_to("c.py")
+    (tmp_path / "d.py").mkdir()
+    (tmp_path / "e.py").write_text("e = 1\n")
+    monkeypatch.setattr(data.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    assert [*data._stdlib_modules()] == ["a = 1\n", "e = 1\n"]
 
 
 def test_a_text_and_vocabulary_go_through_a_tokenizer_once(cache: Path, text_file: Path) -> None:
@@ -190,6 +210,43 @@ def test_damaged_tokens_are_refused(cache: Path, text_file: Path) -> None:
         UsageError, match=f"the cached tokens in {entry} are damaged: remove that folder"
     ):
         data.load(str(text_file), 300, seed=0)
+
+
+def test_whoever_may_read_the_folder_of_the_cache_may_read_what_is_in_it(
+    cache: Path, text_file: Path
+) -> None:
+    before = os.umask(0o002)
+    try:
+        data.load(str(text_file), 300, seed=0)
+    finally:
+        os.umask(before)
+    (entry,) = entries(cache)
+    assert [path.stat().st_mode & 0o777 for path in (cache, entry)] == [0o775, 0o775]
+    assert {path.stat().st_mode & 0o777 for path in entry.iterdir()} == {0o664}
+
+
+def test_a_cache_that_only_another_user_may_read_is_no_damage(
+    cache: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_, **__):
+        raise PermissionError(13, "Permission denied", "tokens.npy")
+
+    data.load(str(text_file), 300, seed=0)
+    monkeypatch.setattr(data, "writable_folder", None)  # What is there needs no place to write.
+    data.load(str(text_file), 300, seed=0)
+    monkeypatch.setattr(np, "load", denied)
+    with pytest.raises(UsageError, match=r"another user's \(Permission denied\): ask for"):
+        data.load(str(text_file), 300, seed=0)
+
+
+def test_a_user_without_a_home_names_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(
+        UsageError, match="no home folder for the cache: name a folder in XDG_CACHE"
+    ):
+        data.cache_folder()
 
 
 # ------------------------------------------------------------------------------------------------------------ pieces

@@ -27,6 +27,25 @@ def test_an_allocation_past_the_limit_is_out_of_memory(run_script):
     assert run_script("-c", code).stdout == "True\n"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+@pytest.mark.parametrize("high_water", ["VmHWM:     2048 kB\n", ""])
+def test_a_peak_that_cannot_be_reset_is_that_of_the_whole_process(
+    monkeypatch, tmp_path, high_water
+):
+    """As in gVisor, whose status has no VmHWM, and where clear_refs cannot be written."""
+    (tmp_path / "status").write_text(f"VmSize:     9 kB\n{high_water}VmRSS:     9 kB\n")
+    monkeypatch.setattr(devices, "_STATUS", tmp_path / "status")
+    monkeypatch.setattr(devices, "_CLEAR", tmp_path)
+    devices.reset_peak_memory(CPU)
+    memory = devices.peak_memory(CPU)
+    assert memory["kind"] == "process RSS since its start"
+    assert memory["peak_mib"] == 2 if high_water else memory["peak_mib"] > 50
+
+    monkeypatch.setattr(devices, "_CLEAR", tmp_path / "clear_refs")
+    devices.reset_peak_memory(CPU)
+    assert (devices.peak_memory(CPU)["kind"] == "process RSS") == bool(high_water)
+
+
 def test_a_missing_compiler_is_a_line(monkeypatch):
     def fail(function):
         raise RuntimeError("no compiler\nmore of it")

@@ -50,6 +50,12 @@ def test_without_a_text_version_1_is_not_ready(quick, monkeypatch, capsys, tmp_p
     )
 
 
+def test_other_programs_are_told_and_are_no_obstacle(quick, monkeypatch, capsys):
+    monkeypatch.setattr(preflight.OtherPrograms, "note", lambda _: "put OMP_NUM_THREADS=1 in front")
+    assert flight(monkeypatch) == 0
+    assert "missing  idle device    put OMP_NUM_THREADS=1" in capsys.readouterr().out
+
+
 def test_a_device_that_computes_nothing():
     assert preflight.training(CPU).ok and not preflight.training(torch.device("meta")).ok
 

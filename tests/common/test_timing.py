@@ -1,8 +1,12 @@
 """The clock: the calls that a benchmark times, its summary, and the phases of a step."""
 
+import os
+from pathlib import Path
+
 from common import spans, timing
 from common.spans import span
 
+import pytest
 import torch
 
 CPU = torch.device("cpu")
@@ -63,3 +67,58 @@ def test_the_phases_are_cut_where_their_spans_begin_and_end(monkeypatch):
         times == {"forward": [3e3] * 10, "backward": [5e3] * 10, "optimizer": [2e3] * 10}
         and spans.observer is None
     )
+
+
+# ------------------------------------------------------------------------------------------ other programs
+
+
+@pytest.fixture
+def after_a_second(monkeypatch, tmp_path: Path):
+    """after_a_second(ticks of core 0, of core 1, of core 2, threads): the note, where this process
+    may use cores 0 and 1, and took 0.3 s itself.
+    """
+    clock = [100.0]
+    own = [7.0]
+    monkeypatch.setattr(timing, "CPU_TIMES", tmp_path / "stat")
+    monkeypatch.setattr(timing.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(timing.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(timing.os, "sysconf", lambda _: 100)
+    monkeypatch.setattr(timing.os, "times", lambda: os.times_result((own[0], 0, 0, 0, 0)))
+
+    def write(*ticks: int) -> None:
+        """Half of the ticks are a user's, half of the system; there are many idle ones."""
+        lines = [f"cpu{i} {half} 0 {half} 9999 99 0 0 0 5 5" for i, half in enumerate(ticks)]
+        (tmp_path / "stat").write_text("\n".join(["cpu  1 1 1 1 1 1 1 1 1 1", *lines, "intr 3"]))
+
+    def note(*ticks: int, threads: int = 2) -> str | None:
+        monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+        write(1000, 1000, 1000)
+        others = timing.OtherPrograms(CPU)
+        write(*(1000 + count // 2 for count in ticks))
+        clock[0] += 1
+        own[0] += 0.3
+        return others.note()
+
+    return note
+
+
+def test_cores_that_other_programs_use_are_told_with_the_cure(after_a_second):
+    said = "other programs use 1.5 of 2 cores, and 2 threads wait for them: put OMP_NUM_THREADS=1 "
+    assert after_a_second(100, 80, 0) == f"{said}in front of the command"
+    assert after_a_second(100, 80, 0, threads=1) is None
+    assert after_a_second(30, 20, 100) is None, "its own work, and a core that it may not use"
+    timing.CPU_TIMES.unlink()
+    assert timing.OtherPrograms(CPU).busy == 0
+
+
+@pytest.mark.parametrize("percent, told", [(60, True), (3, False), (OSError("no NVML"), False)])
+def test_a_gpu_that_other_programs_use_is_told(monkeypatch, percent, told):
+    def utilization() -> int:
+        if isinstance(percent, OSError):
+            raise percent
+        return percent
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "utilization", utilization)
+    note = timing.OtherPrograms(torch.device("cuda")).note()
+    assert bool(note) == told and (not told or "60 % busy" in note)

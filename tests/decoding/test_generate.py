@@ -2,17 +2,25 @@
 prints and records.
 """
 
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
-from common import cli
+from common import cli, data
 from common.options import Options
+from common.training import checkpoint
 from tests.conftest import ROOT, runs_kernels
 from tests.oracle import DEVICE
 from tracepage import files
+from tracepage.errors import UsageError
 from tracepage.records.study_files import Decoding
 
 import pytest
 import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from tokenizers.implementations import ByteLevelBPETokenizer
 
 pytest.importorskip("triton")
 from decoding import decode_kernels, generate  # noqa: F401  (the first while kernels are interpreted)
@@ -170,3 +178,162 @@ def test_a_folder_without_a_model_is_refused(refused, tmp_path):
     assert "cannot read empty/config.json" in refused(SCRIPT, "--checkpoint", "empty")
     (tmp_path / "config.json").write_text("{}")
     assert ". holds no model that --save-model has written" in refused(SCRIPT, "--checkpoint", ".")
+
+
+# ------------------------------------------------------------------------------------------- other checkpoints
+
+
+@pytest.fixture(scope="module")
+def saved_model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        (folder / "text").write_text("def twice(x):\n    return 2 * x\n" * 50)
+        dataset = data.load(str(folder / "text"), 300, seed=0)
+    sizes = yaml.safe_load(SIZES)["model"]
+    model = tiny_llama_v1.TinyLlama(generate.ModelConfig(**sizes))
+    (folder / "model").mkdir()
+    checkpoint.save(
+        folder / "model", model.baseline_state_dict(), generate.ModelConfig(**sizes), dataset
+    )
+    return folder / "model"
+
+
+@pytest.fixture
+def model(saved_model, tmp_path) -> Path:
+    """A copy that a test may change; it is written from with `--checkpoint model`."""
+    return shutil.copytree(saved_model, tmp_path / "model")
+
+
+def changed_config(folder: Path, **changes: object) -> None:
+    content = files.read_json(folder / "config.json") | changes
+    content = {key: value for key, value in content.items() if value != "left out"}
+    files.write_json(folder / "config.json", content)
+
+
+def opened(folder: Path) -> None:
+    """As the script does it."""
+    config, state = generate.saved(folder)
+    generate.tokenized(folder, "def ", config.vocab_size)
+    generate.load_weights(tiny_llama_v1.TinyLlama(config), state, folder)
+
+
+WRITE = ("--checkpoint", "model", "--tokens", "4", "--device", "cpu")
+OTHER_MODELS = {
+    "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0},
+    "attention_bias": True,
+    "mlp_bias": True,
+    "head_dim": 16,
+    "tie_word_embeddings": False,
+    "sliding_window": 8,
+    "hidden_act": "gelu",
+    "model_type": "qwen3",
+    "quantization_config": {"bits": 4},
+    "num_attention_heads": "four",
+    "rms_norm_eps": 0,
+    "num_hidden_layers": True,
+}
+
+
+@pytest.mark.parametrize("key, value", OTHER_MODELS.items(), ids=OTHER_MODELS)
+def test_a_key_of_a_config_that_this_model_does_not_have_is_refused(model, key, value):
+    changed_config(model, **{key: value})
+    named = {"num_hidden_layers": "num_layers"}.get(key, key)
+    with pytest.raises(UsageError, match=rf"no model that --save-model has written \({named} = "):
+        opened(model)
+
+
+@pytest.mark.parametrize("key", ["tie_word_embeddings", "rms_norm_eps", "vocab_size"])
+def test_a_key_that_is_missing_is_named(model, key):
+    changed_config(model, **{key: "left out"})
+    with pytest.raises(UsageError, match=rf"\(it has no {key}\)"):
+        opened(model)
+
+
+def test_what_transformers_adds_to_a_config_changes_nothing(execute, model):
+    text = execute(SCRIPT, *WRITE).out.partition("\n\nprefill")[0]
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    more = {"pretraining_tp": 1, "use_cache": True, "rope_scaling": None, "eos_token_id": 2}
+    changed_config(model, rope_theta="left out", rope_parameters=rope, **more)
+    assert execute(SCRIPT, *WRITE).out.partition("\n\nprefill")[0] == text
+    changed_config(model, rope_parameters=rope | {"rope_theta": 10.0})
+    assert generate.saved(model)[0].rope_theta == 10
+
+
+def changed_tensors(change: Callable[[dict], object]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return apply
+
+
+NORM, HEAD = "model.norm.weight", "lm_head.weight"
+DAMAGES = {
+    "a list": (lambda folder: (folder / "config.json").write_text("[]"), "it holds no keys"),
+    "other sizes": (
+        lambda folder: changed_config(folder, intermediate_size=64),
+        "its tensors have 25,120 elements, its config 28,192)",
+    ),
+    "an untied head": (
+        changed_tensors(lambda tensors: tensors.update({HEAD: torch.ones(300, 32)})),
+        "lm_head.weight is not that of the embedding",
+    ),
+    "a missing tensor": (changed_tensors(lambda tensors: tensors.pop(NORM)), "25,088 elements"),
+    "an extra tensor": (
+        changed_tensors(lambda tensors: tensors.update(bias=torch.ones(8))),
+        "25,128 elements",
+    ),
+    "another name": (
+        changed_tensors(lambda tensors: tensors.update({"model.end": tensors.pop(NORM)})),
+        "end is no part of it",
+    ),
+    "another shape": (
+        changed_tensors(lambda tensors: tensors.update({NORM: torch.ones(4, 8)})),
+        "norm.weight is torch.float32 [4, 8], not of numbers [32]",
+    ),
+    "whole numbers": (
+        changed_tensors(lambda tensors: tensors.update({NORM: tensors[NORM].long()})),
+        "norm.weight is torch.int64 [32], not",
+    ),
+    "cut tensors": (
+        lambda folder: os.truncate(folder / "model.safetensors", 5000),
+        "holds no model that --save-model has written",
+    ),
+    "a cut tokenizer": (
+        lambda folder: os.truncate(folder / "tokenizer.json", 200),
+        "model/tokenizer.json is no tokenizer: ",
+    ),
+    "another tokenizer": (
+        lambda folder: ByteLevelBPETokenizer({f"t{i}": i for i in range(400)}, []).save(
+            str(folder / "tokenizer.json")
+        ),
+        "is another model's: it has a token 399, and the model 300 tokens",
+    ),
+    "another schema": (
+        lambda folder: (folder / "tokenizer.json").write_text('{"model": 3}'),
+        "is no tokenizer: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage, message", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_or_foreign_checkpoint_is_refused(model, damage, message):
+    opened(model)
+    damage(model)
+    with pytest.raises(UsageError) as refusal:
+        opened(model)
+    assert message in str(refusal.value)
+
+
+def test_what_cannot_be_written_from_is_one_line(refused, model):
+    assert r"--prompt: 'caf\udce9' is not UTF-8" in refused(SCRIPT, *WRITE, "--prompt", "caf\udce9")
+    changed_config(model, rope_scaling={"factor": 2.0})
+    assert "(rope_scaling = {'factor': 2.0}: this model has no such part)" in refused(
+        SCRIPT, *WRITE
+    )
+    assert "a prompt of 10000000000, --tokens 4: give" in refused(
+        SCRIPT, "--prompt-tokens", 10**10, "--tokens", 4
+    )

@@ -88,7 +88,7 @@ class HostCost(TypedDict):
 
 class PeakMemory(TypedDict):
     peak_mib: Amount
-    kind: str  # what it counts: "GPU allocator" or "process RSS"
+    kind: str  # What it counts, such as "GPU allocator" or "process RSS".
     reserved_mib: NotRequired[Amount]  # on a GPU: what the pools of the allocator held
 
 

@@ -226,6 +226,97 @@ def test_a_checkpoint_that_is_cut_off_is_one_line(trained, execute, tmp_path):
     assert said.startswith("error: cannot read saved/step-00000003: ") and said.count("\n") == 1
 
 
+def zeros(folder: Path, name: str = "shard*") -> None:
+    """Some in the middle of a file, as a power cut leaves them."""
+    [path] = folder.glob(name)
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 64] = bytes(64)
+    path.write_bytes(content)
+
+
+def cut(folder: Path) -> None:
+    [path] = folder.glob("shard*")
+    os.truncate(path, path.stat().st_size - 8)
+
+
+def edit_position(folder: Path, before: str, after: str) -> None:
+    path = folder / checkpoint.POSITION
+    path.write_text(path.read_text().replace(before, after, 1))
+
+
+DAMAGES = {
+    "cut": cut,
+    "zeros": zeros,
+    "no tensors": lambda folder: [*folder.glob("shard*")][0].unlink(),
+    "no position": lambda folder: (folder / checkpoint.POSITION).unlink(),
+    "cut position": lambda folder: os.truncate(folder / checkpoint.POSITION, 60),
+    "scaler of text": lambda folder: edit_position(folder, '"scale": 65536.0', '"scale": "x"'),
+    "another scaler": lambda folder: edit_position(folder, '"scale": 65536.0', '"scale": 6553.0'),
+}
+
+
+@pytest.fixture(scope="module")
+def saved_twice(tmp_path_factory) -> Path:
+    """The folder of a float16 run, with checkpoints at steps 2 and 4."""
+    folder = tmp_path_factory.mktemp("twice")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        flags = [*QUICK, "--use-amp", "--amp-dtype", "float16", "--num-steps", "4"]
+        flags += ["--checkpoint-dir", "saved", "--checkpoint-every", "2"]
+        tiny_llama_v1.train(run_options(tiny_llama_v1, *flags))
+    return folder / "saved"
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_checkpoint_is_not_whole(saved_twice, tmp_path, damage):
+    copied = shutil.copytree(saved_twice / "step-00000004", tmp_path / "copied")
+    assert checkpoint.check(copied) is None
+    damage(copied)
+    assert str(copied) in str(checkpoint.check(copied))
+
+
+def test_of_an_older_checkpoint_without_sums_a_cut_is_seen(saved_twice, tmp_path):
+    copied = shutil.copytree(saved_twice / "step-00000004", tmp_path / "copied")
+    position = json.loads((copied / checkpoint.POSITION).read_text())
+    del position["sums"]
+    (copied / checkpoint.POSITION).write_text(json.dumps(position))
+    assert checkpoint.check(copied) is None
+    cut(copied)
+    assert str(checkpoint.check(copied)).startswith(f"cannot read {copied}: ")
+
+
+def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole(trained, execute, tmp_path):
+    """The damaged one stays until a new one takes its place, and is not one of the two newest."""
+    whole = trained(8)
+    trained(6, "--checkpoint-dir", "saved", "--checkpoint-every", 2)
+    zeros(tmp_path / "saved/step-00000006")
+    again = (*QUICK, *AGAIN, "--checkpoint-every", 1, "--metrics-out", "metrics.json")
+    said = execute(SCRIPT, *again, "--num-steps", 5).out
+    assert "left out, as it is damaged: cannot read saved/step-00000006: its content is not" in said
+    assert "going on from saved/step-00000004\n" in said
+    assert names(tmp_path / "saved") == [f"step-0000000{step}" for step in (4, 5, 6)]
+    assert trained(8, *AGAIN, "--checkpoint-every", 1) == whole[5:]
+    assert names(tmp_path / "saved") == ["step-00000007", "step-00000008"]
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(monkeypatch, capsys, tmp_path):
+    real = shutil.rmtree
+
+    def busy(path, **options) -> None:
+        if "step-00000001" in str(path):
+            raise OSError(16, "Device or resource busy", str(path))
+        real(path, **options)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", busy)
+    flags = [*QUICK, "--num-steps", "5", "--checkpoint-dir", "saved", "--checkpoint-every", "1"]
+    assert tiny_llama_v1.train(run_options(tiny_llama_v1, *flags)).exit_code == 0
+    note = "note: saved/step-00000001 cannot be removed: Device or resource busy\n"
+    assert capsys.readouterr().out.count(note) == 1
+    assert names(tmp_path / "saved") == [f"step-0000000{step}" for step in (1, 4, 5)]
+
+
 def test_profiled_steps_are_the_last_ones_and_have_no_checkpoint_between_them(trained, tmp_path):
     """Steps 6 to 8, for which the profiler warms up in 4 and 5; then steps 12 to 14 of a run that
     goes on.

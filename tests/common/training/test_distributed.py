@@ -15,7 +15,7 @@ from pathlib import Path
 from common import cli, ranks
 from common.training import distributed
 from tests.conftest import PATHS, ROOT, TINY, V1, altered_version, run_options
-from tracepage.errors import RunError
+from tracepage.errors import RunError, UsageError
 from version1_pytorch_baseline import tiny_llama_v1
 
 import pytest
@@ -353,9 +353,34 @@ def test_a_process_with_a_wrong_flag_or_other_data_ends_the_others_at_once(torch
     )
     said = torchrun("script.py", "--seed 7", *QUICK, check=1).stderr
     assert (
-        said.count("error: --data is another text for another process") == 1
+        said.count("error: --data is another text for another process, --seed (7 for rank 1") == 1
         and not (tmp_path / "metrics.json").exists()
     )
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--learning-rate", "0.5"], "--learning-rate (0.5 for rank 1, 0.0015 for rank 0): give"),
+        (["--num-layers", "3"], "--num-layers (3 for rank 1, 2 for rank 0): give"),
+        (["--use-amp"], "--use-amp (True for rank 1, False for rank 0): give"),
+        (["--eval-steps", "1"], "--eval-steps (1 for rank 1, 0 for rank 0): give"),
+        (["--save-model", "m"], "--save-model (a path for rank 1, None for rank 0): give"),
+        (["--metrics-out", "of_this_node.json"], None),
+    ],
+)
+def test_processes_with_other_options_are_refused_with_their_names(monkeypatch, flags, message):
+    theirs = [("sha", distributed._options_by_flag(run_options(tiny_llama_v1, *QUICK, *flags)))]
+    monkeypatch.setattr(ranks, "gathered", lambda ours: [ours, *theirs])
+    options = run_options(tiny_llama_v1, *QUICK)
+    if not message:
+        distributed.check_alike(options, "sha")
+        return
+    with pytest.raises(UsageError) as refusal:
+        distributed.check_alike(options, "sha")
+    assert str(refusal.value).startswith(message) and refusal.value.shared
+    with pytest.raises(UsageError, match="--data is another text for another process, --"):
+        distributed.check_alike(options, "another sha")
 
 
 # --------------------------------------------------------------------------------------------------------- the environment
@@ -400,6 +425,20 @@ def test_an_error_that_all_have_is_shown_once_and_any_other_with_its_rank(
     with pytest.raises(SystemExit) as ended:
         cli.command(fail)
     assert (ended.value.code, capsys.readouterr().err) == (1, said)
+
+
+def test_a_process_that_torchrun_ends_meanwhile_keeps_its_exit_code(as_rank, monkeypatch, capsys):
+    def fail() -> None:
+        raise UsageError("--learning-rate", shared=True)
+
+    def stop(_) -> None:
+        raise cli.Stopped(signal.SIGTERM)
+
+    monkeypatch.setattr(cli.time, "sleep", stop)
+    as_rank(1)
+    with pytest.raises(SystemExit) as ended:
+        cli.command(fail)
+    assert (ended.value.code, capsys.readouterr().err) == (2, "")
 
 
 # -------------------------------------------------------------------------------------------------------------------- GPUs

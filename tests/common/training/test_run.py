@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 from common import cli, data
 from common.training import ending, flop_counters, run
@@ -123,6 +124,13 @@ def test_the_result_names_every_file_that_was_written(monkeypatch, tmp_path):
         "formula, full S x S",
         "FlopCounterMode",
     }
+
+
+def test_a_folder_whose_name_is_not_utf_8_gets_all_but_the_events_of_tensorboard(execute, tmp_path):
+    said = execute(SCRIPT, *QUICK, "--device", "cpu", "--profile-dir", "caf\udce9").out
+    assert "note: TensorBoard writes into no folder whose name is not UTF-8\n" in said
+    assert "  page         caf?/run.html\n" in said and (tmp_path / "caf\udce9/run.html").exists()
+    assert len(losses(tmp_path / "metrics_v1.json")) == 4
 
 
 def test_a_version_that_does_not_train_is_refused(monkeypatch, tmp_path):
@@ -298,3 +306,42 @@ def test_times_and_the_line_of_progress_follow_from_the_clock(monkeypatch, capsy
     monkeypatch.setattr(run, "Clock", Seconds)
     assert tiny_llama_v1.train(options("--log-every", "1")).record["step_ms"]["all"] == [1000.0] * 4
     assert "1 s a step           32 tokens/s     3 s left\n" in capsys.readouterr().out
+
+
+def test_lines_come_by_the_clock_fit_80_columns_and_foretell_by_recent_steps(capsys):
+    """Steps of 100 ms but for every tenth, of 2 s; a line after each."""
+    times = [2000.0 if i % 10 == 9 else 100.0 for i in range(200)]
+    clock = SimpleNamespace(milliseconds=lambda start, _: times[start // 2])
+    chosen = options("--num-steps", "123456", "--batch-size", "999", "--seq-len", "99")
+    loop = run.Loop(chosen, torch.device("cpu"), clock, 0)
+    for _ in times:
+        loop.keep(torch.tensor(10.75))
+        loop.log()
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) < 80 and len(lines) == 200
+    left = {line.rpartition("tokens/s")[2].split()[0] for line in lines}
+    assert left <= {"205", "206"}, "minutes"
+    assert "100 ms a step" in lines[0] and "2 s a step" in lines[9]
+
+    assert not loop.overdue
+    loop.last_line -= run.terminal.SECONDS + 1
+    assert loop.overdue
+    loop.keep(torch.tensor(1.0))
+    times.append(1.0)
+    loop.log()
+    assert not loop.overdue
+
+
+def test_a_line_comes_between_those_of_log_every(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run.terminal, "SECONDS", -1.0)
+    tiny_llama_v1.train(options("--log-every", "100"))
+    shown = [line.split()[1] for line in capsys.readouterr().out.splitlines() if "a step" in line]
+    assert shown[:4] == ["1/4", "2/4", "3/4", "4/4"]
+
+
+def test_a_run_begins_with_a_note_where_other_programs_use_the_cores(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run.OtherPrograms, "note", lambda _: "others")
+    tiny_llama_v1.train(options())
+    assert capsys.readouterr().out.startswith("note: others\nstep ")
