@@ -129,7 +129,7 @@ def test_each_trial_has_a_peak_of_its_own_and_the_kernel_may_kill_one(measured, 
     assert (
         found["batch_size"] == 2
         and found["version"] == "altered"
-        and found["memory_kind"] == "process RSS"
+        and found["memory_kind"] == "process RSS since its start"
     )
     assert "batch size     3  out of memory\n" in capsys.readouterr().out
 
@@ -148,6 +148,7 @@ def test_the_script_as_documented(execute, tmp_path):
         "qkv_fusion": True,
         "flash_attention": False,
         "swiglu_fusion": True,
+        "fused_adamw": True,
         "torch_compile": False,
     }
     assert measured["precision"] == {"compute": "bf16"} and measured["target_memory_usage"] == 0.8
