@@ -5,6 +5,7 @@ The model of a schema of ours is a TypedDict class, of most in `tracepage.record
 is a Literal that names it.
 """
 
+import codecs
 import functools
 import gzip
 import json
@@ -26,6 +27,7 @@ PositiveAmount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Content = TypeVar("Content")
 
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 WIDTH = 130  # characters of a line of JSON, above which an object takes several lines
 
 
@@ -135,9 +137,13 @@ def opened(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
 
 
 def read_text(path: Path) -> str:
-    """The whole file, unpacked, as text. UsageError: as `opened`."""
+    """The whole file, unpacked, as text: UTF-8, or UTF-16 that begins with its mark. UsageError: as
+    `opened`.
+    """
     with opened(path) as file:
-        return file.read().decode("utf-8-sig", errors="replace")
+        content = file.read()
+    encoding = "utf-16" if content.startswith(UTF16) else "utf-8-sig"
+    return content.decode(encoding, errors="replace")
 
 
 def read_json(path: Path, schema: str | None = None) -> Any:
