@@ -162,7 +162,7 @@ def read_rocpd(path: Path) -> Source:
     rows = _query(
         path, f'SELECT name, start, "end", {agent}, {process} FROM kernels ORDER BY start'
     )
-    header = ["Kernel_Name", "Start_Timestamp", "End_Timestamp", *GPU_COLUMNS]
+    header = ["Kernel_Name", "Start_Timestamp", "End_Timestamp", *GPU_COLUMNS[:2]]
     return _trace("rocpd", path, pandas.DataFrame(rows, columns=header))
 
 

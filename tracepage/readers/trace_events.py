@@ -50,9 +50,9 @@ STREAM = re.compile(r"([\w ]+[ _])?(stream|queue)([ _]?id)?", re.IGNORECASE)
 LONGEST = 10**18  # ns, 30 years
 LATEST = 2**62  # ns: a start that is later is an overflow.
 HOUR = 3600 * 10**9  # ns
-# Durations (ns) at which a counter of ns or us with 32 bits overflows, and how near they come.
-OVERFLOWS = (2**31, 2**32, 2**31 * 1000, 2**32 * 1000)
-NEAR = 0.001
+# In ns: the largest numbers of ns and of us with 32 bits; durations that overflow are NEAR them.
+LIMITS = (2**31 - 1, 2**32 - 1, (2**31 - 1) * 1000, (2**32 - 1) * 1000)
+NEAR = 0.001  # A share of them.
 # See `_endless`. One that was launched early overlaps the one before it.
 ENCLOSED = 2
 FAR = 100
@@ -182,7 +182,8 @@ def read_events(path: Path) -> Events:
             if event.kind == "operator" or event.kind in DEVICE:
                 others = None
     if not any(event.kind in DEVICE for event in events):
-        lanes = {event for event in unknown if _is_work(event, devices)}
+        threads = {event.thread for event in events}
+        lanes = {event for event in unknown if _is_work(event, devices, threads)}
         for event in lanes:
             event.kind = "kernel"
         unknown = [event for event in unknown if event not in lanes]
@@ -202,9 +203,8 @@ def read_events(path: Path) -> Events:
     left_out = {
         "left out: {} without a name, a time or a possible duration": damaged,
         "left out: {} far outside the time of the others": _names(far),
-        f"left out: {{}} that would run longer than the next {ENCLOSED} of their stream": _names(
-            long
-        ),
+        "left out: {} whose duration has overflowed, or that would run longer than the next "
+        f"{ENCLOSED} of their stream": _names(long),
         "not read: {} of no known category": _names(unknown),
         "not read: {} with a begin and an end apart": pairs,
     }
@@ -238,12 +238,12 @@ def _named_device(record: dict[str, Any]) -> set[Any]:
     return {(record["pid"], record["tid"]) if about == "thread_name" else record["pid"]}
 
 
-def _is_work(event: Event, devices: set[Any]) -> bool:
-    """Whether an event of UNKNOWN kind is work of a device: by its lane or, where it has no
-    category, by its stream.
+def _is_work(event: Event, devices: set[Any], threads: set[Any]) -> bool:
+    """Whether an event of UNKNOWN kind is work of a device: by the name of its lane or, where this
+    is none of the host's threads, by a stream.
     """
     by_lane = event.thread in devices or event.thread[0] in devices
-    return by_lane or (event.kind == "uncategorized" and event.stream is not None)
+    return by_lane or (event.stream is not None and event.thread not in threads)
 
 
 def _event(record: dict[str, Any], shared: dict[Any, Any]) -> Event | None:
@@ -299,25 +299,24 @@ def _stream(arguments: dict[str, Any]) -> Any:
 
 
 def _without_clock(events: list[Event]) -> set[Event]:
-    """The events that a profiler wrote without having read a clock: their start is 0 or below, and
-    the others count from a time more than an HOUR later. Work at 0 that took no time never ran.
+    """The events that a profiler wrote without having read a clock: their start is one of LIMITS;
+    or it is 0 or below, and the others count from a time more than an HOUR later. Work at 0 that
+    took no time never ran.
     """
     first = next((event.start for event in events if event.start > 0), 0)
     return {
         event
         for event in events
-        if event.start <= 0
-        and (
-            first - event.start > HOUR
-            or (event.kind in DEVICE and first and event.start == event.duration == 0)
-        )
+        if event.start in LIMITS
+        or (event.start <= 0 and first - event.start > HOUR)
+        or (first and event.kind in DEVICE and event.start == event.duration == 0)
     }
 
 
 def _endless(events: list[Event]) -> set[Event]:
-    """The events with a false duration, all of which end after the last start: it is nearly one of
-    OVERFLOWS; or it is of work that ends after the next ENCLOSED of its stream, and later than all
-    of the host by FAR times the length of the trace.
+    """The events with a false duration, all of which end after the last start. The duration is
+    nearly one of LIMITS; or it is of work that ends after the next ENCLOSED of its stream, and
+    after all else of the trace by FAR times the length of that.
     """
     if not events:
         return set()
@@ -327,7 +326,7 @@ def _endless(events: list[Event]) -> set[Event]:
     endless = {
         event
         for event in late
-        if any(abs(event.duration - length) < NEAR * length for length in OVERFLOWS)
+        if any(abs(event.duration - limit) < NEAR * limit for limit in LIMITS)
     }
     host = (event for event in late if event.kind not in DEVICE and event not in endless)
     last = max((last, *(event.end for event in host)))
