@@ -181,23 +181,13 @@ def read_events(path: Path) -> Events:
             events.append(event)
             if event.kind == "operator" or event.kind in DEVICE:
                 others = None
-    if not any(event.kind in DEVICE for event in events):
-        threads = {event.thread for event in events}
-        lanes = {event for event in unknown if _is_work(event, devices, threads)}
-        for event in lanes:
-            event.kind = "kernel"
-        unknown = [event for event in unknown if event not in lanes]
-        if lanes and events:
-            others = None
-            events += lanes
+    work = _lanes_of_work(events, unknown, devices)
+    if work:
+        others = None
+        events += work
+        unknown = [event for event in unknown if event.kind in UNKNOWN]
     events.sort(key=lambda event: (event.start, -event.duration))
-    device = [event for event in events if event.kind in DEVICE]
-    several = len({event.thread[0] for event in device}) > 1
-    for event in device:
-        if event.stream is None:
-            event.stream = event.thread[1]
-        if several:  # Each GPU numbers its streams by itself.
-            event.stream = f"{event.stream} of GPU {event.thread[0]}"
+    _name_streams([event for event in events if event.kind in DEVICE])
     far = _without_clock(events)
     long = _endless([event for event in events if event not in far])
     left_out = {
@@ -230,20 +220,39 @@ def _named_device(record: dict[str, Any]) -> set[Any]:
     """The process, or process and thread, that a metadata event names as a device. One of DAMAGED:
     it is damaged.
     """
-    about = record["name"]
+    about = record.get("name")
     if about not in ("process_name", "process_labels", "thread_name"):
         return set()
-    if not any(DEVICE_LANE.search(str(text)) for text in record["args"].values()):
+    if not DEVICE_LANE.search(str(record.get("args"))):
         return set()
-    return {(record["pid"], record["tid"]) if about == "thread_name" else record["pid"]}
+    process = record.get("pid")
+    return {(process, record.get("tid")) if about == "thread_name" else process}
 
 
-def _is_work(event: Event, devices: set[Any], threads: set[Any]) -> bool:
-    """Whether an event of UNKNOWN kind is work of a device: by the name of its lane or, where this
-    is none of the host's threads, by a stream.
+def _lanes_of_work(events: list[Event], unknown: list[Event], devices: set[Any]) -> list[Event]:
+    """The unknown events that are kernels of a device, beside other events of which none is: by the
+    name of their lane or, where this is none of the host's threads, by a stream.
     """
-    by_lane = event.thread in devices or event.thread[0] in devices
-    return by_lane or (event.stream is not None and event.thread not in threads)
+    if not events or any(event.kind in DEVICE for event in events):
+        return []
+    threads = {event.thread for event in events}
+    work = []
+    for event in unknown:
+        by_lane = event.thread in devices or event.thread[0] in devices
+        if by_lane or (event.stream is not None and event.thread not in threads):
+            event.kind = "kernel"
+            work.append(event)
+    return work
+
+
+def _name_streams(device: list[Event]) -> None:
+    """Work without a stream has its lane for one. Each GPU numbers its streams by itself."""
+    several = len({event.thread[0] for event in device}) > 1
+    for event in device:
+        if event.stream is None:
+            event.stream = event.thread[1]
+        if several:
+            event.stream = f"{event.stream} of GPU {event.thread[0]}"
 
 
 def _event(record: dict[str, Any], shared: dict[Any, Any]) -> Event | None:
@@ -323,11 +332,7 @@ def _endless(events: list[Event]) -> set[Event]:
     first = events[0].start
     last = events[-1].start
     late = [event for event in events if event.end > last]
-    endless = {
-        event
-        for event in late
-        if any(abs(event.duration - limit) < NEAR * limit for limit in LIMITS)
-    }
+    endless = {event for event in late if _has_overflowed(event.duration)}
     host = (event for event in late if event.kind not in DEVICE and event not in endless)
     last = max((last, *(event.end for event in host)))
     device = [event for event in events if event.kind in DEVICE]
@@ -336,6 +341,10 @@ def _endless(events: list[Event]) -> set[Event]:
     long = frame.end > frame.groupby("stream").end.shift(-ENCLOSED)
     long &= frame.end - last > FAR * (last - first)
     return endless | {device[row] for row in frame.index[long]}
+
+
+def _has_overflowed(duration: int) -> bool:
+    return any(abs(duration - limit) < NEAR * limit for limit in LIMITS)
 
 
 def _overlap(device: list[Event]) -> tuple[str, ...]:
