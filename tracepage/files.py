@@ -5,6 +5,7 @@ The model of a schema of ours is a TypedDict class, of most in `tracepage.record
 is a Literal that names it.
 """
 
+import codecs
 import functools
 import gzip
 import io
@@ -27,6 +28,7 @@ PositiveAmount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Content = TypeVar("Content")
 
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 WIDTH = 130  # characters of a line of JSON, above which an object takes several lines
 STREAMS = (Path("/dev/stdout"), Path("/dev/stderr"))
 
@@ -161,9 +163,14 @@ def opened(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
 
 
 def read_text(path: Path) -> str:
-    """The whole file, unpacked, as text with line ends of Unix. UsageError: as `opened`."""
+    """The whole file, unpacked, as text with line ends of Unix: UTF-8, or UTF-16 that begins with
+    its mark. UsageError: as `opened`.
+    """
     with opened(path) as file:
-        return io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace").read()
+        content = file.read()
+    encoding = "utf-16" if content.startswith(UTF16) else "utf-8-sig"
+    text = io.TextIOWrapper(io.BytesIO(content), encoding, errors="replace")
+    return text.read()
 
 
 def read_json(path: Path, schema: str | None = None) -> Any:

@@ -38,9 +38,15 @@ def main() -> None:
     # Neither a profile nor the trace beside it has such a name.
     if output.suffix != ".html" and not output.is_char_device():
         raise UsageError(f"--output {output}: name a .html file")
-    sources = [run_page.load_page_source(step_profile.find(path)) for path in inputs]
+    sources = [run_page.load_page_source(_profile_in(path)) for path in inputs]
     write_text(output, run_page.make_page(sources).html())
     print(f"written: {output}")
+
+
+def _profile_in(path: Path) -> Path:
+    """The newest profile in a folder, or the folder, if other profilers wrote what it holds."""
+    is_foreign = path.is_dir() and not any(path.glob("profile_*.json"))
+    return path if is_foreign else step_profile.find(path)
 
 
 def command() -> None:

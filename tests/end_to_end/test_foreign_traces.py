@@ -74,9 +74,10 @@ PYTHON = '{"traceEvents": [{"ph": "X", "cat": "python_function", "name": "'
 REFUSED = {  # name: (content, message)
     "backslash.json": (PYTHON + 'C:\\src.py", "ts": 1, "dur": 1}]}', f"line 1 column {len(PYTHON) + 3}"),
     "control.json": (PYTHON + 'main.py \x01", "ts": 1, "dur": 1}]}', f"line 1 column {len(PYTHON) + 9}"),
-    "zstd.json.zst": (b"\x28\xb5\x2f\xfd\x04\x58\x11\x00" + traced(MM).encode(), "is none of"),
-    "utf16.json": (traced(MM, *two_launches()).encode("utf-16"), "is none of"),
-    "nsys_summary.csv": ("Time (%),Total Time (ns),Instances,Avg (ns),Name\n100.0,800,2,400,axpy\n", "is none of"),
+    "zstd.json.zst": (b"\x28\xb5\x2f\xfd\x04\x58\x11\x00" + traced(MM).encode(), "packed by zstd .* is none of"),
+    "utf16.json": (traced(MM, *two_launches()).encode("utf-16"), "is UTF-16, .* is none of"),
+    "nsys_summary.csv": ("Time (%),Total Time (ns),Instances,Avg (ns),Name\n100.0,800,2,400,axpy\n", "is of nsys, .* is none of"),
+    "nsys_trace.csv": ("Start (ns),Duration (ns),CorrId,Name\n5,800,2,axpy\n", "is of nsys"),
     "step_without_operators.json": (
         traced(STEP | {"dur": 20}, event("cpu_op", "aten::mm", 50, 90, shapes=[[4, 4], [4, 4]])),
         "no operator falls into a profiled step",
@@ -154,12 +155,18 @@ def counted_by_hand(events: list[dict]) -> pandas.DataFrame:
 
 def check_count(path: Path, events: list[dict]) -> None:
     kernels = load_kernels.load(path)
+    every = pandas.DataFrame([event for event in events if event.get("cat") in DEVICE])
+    assert len(kernels.trace.kernels) == len(every)
+    ms = kernels.trace.kernels.duration_ns.sum() / 1e6
+    assert ms == pytest.approx(every.dur.sum() / 1e3, rel=1e-6)
     by_hand = counted_by_hand(events)
     assert len(kernels.table) == kernels.table.calls.sum() == len(by_hand) > 0
     assert kernels.table.duration_ns.sum() == pytest.approx(1e3 * by_hand.dur.sum(), rel=1e-6)
 
 
-TRACES = sorted(ROOT.glob("results/*/*traces/*.json.gz"))
+TRACES = sorted(ROOT.glob("results/*/**/*trace*/*.json.gz")) + sorted(
+    ROOT.glob("results/*/*trace*.json.gz")
+)
 
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: f"{path.parent.name}-{path.name}")

@@ -9,7 +9,8 @@ import venv
 from pathlib import Path
 
 from tests.conftest import ROOT
-from tests.kernel_files import FIXTURES, write_gpu_trace
+from tests.kernel_files import FIXTURES, STATS, put, write_gpu_trace
+from tracepage import page
 
 import pytest
 
@@ -112,3 +113,12 @@ def test_an_installed_package_has_the_command(tmp_path):
     python = [tmp_path / "venv/bin/python", "-c", "import common"]
     imported = subprocess.run(python, cwd=tmp_path, capture_output=True, text=True)
     assert "No module named 'common'" in imported.stderr
+
+
+def test_a_folder_of_another_profiler_gives_the_page_of_its_kernels(tmp_path, monkeypatch):
+    put(tmp_path / "results.stats.csv", STATS)
+    put(tmp_path / "results.copy_stats.csv", STATS.replace("void scale", "CopyHostToDevice"))
+    output = tmp_path / "run.html"
+    monkeypatch.setattr(sys, "argv", ["page.py", str(tmp_path), "--output", str(output)])
+    page.main()
+    assert "results.stats.csv" in output.read_text()

@@ -24,10 +24,11 @@ calls are named hipLaunchKernel and so on, in categories that keep the name `cud
 kernel belongs to the operator that made the call. A kernel whose call is not in the trace belongs
 to the step in whose time it starts, or else to that of the kernel before it. If it has a
 correlation and starts before all kernels of steps, its call was made before the trace began, and it
-belongs to none.
+belongs to none. Where the host does nothing in the steps, all kernels belong to steps by time.
 """
 
 import json
+import math
 from bisect import bisect_left
 from collections import defaultdict
 from pathlib import Path
@@ -43,13 +44,12 @@ from tracepage.readers.trace import (
     STEP_COLUMNS,
     Trace,
 )
-from tracepage.readers.trace_events import Event, Events, read_events
+from tracepage.readers.trace_events import STEP, Event, Events, read_events
 from tracepage.records.step_profile import Sums
 from tracepage.span_names import FORWARD_SPANS
 
 import pandas
 
-STEP = "ProfilerStep#"
 AUTOGRAD_NODE = "autograd::engine::evaluate_function"
 AUTOGRAD_ENGINE = "autograd engine"  # The engine's own time around its nodes has this name.
 REDISPATCH = (
@@ -60,6 +60,7 @@ PASSED_ON = {
     ("aten::rsub", "aten::sub"),
     ("aten::pow", "aten::copy_"),
 }
+CALLS = ("operator", "launch")
 GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch")
 UNKNOWN = float("nan")
 
@@ -90,8 +91,10 @@ def make_trace(path: Path, events: Events) -> Trace:
         )
     for row, event in enumerate(operators):
         event.row = row
-    _attribute(host)
-    steps = _mark_steps(host, operators or [event for event in host if event.kind == "launch"])
+    # A program may have rounded both times to doubles of us, and these to fewer digits.
+    rounding = round(2000 * math.ulp(events.origin / 1000))
+    _attribute(host, CLOCK_ERROR_NS + rounding)
+    steps = _mark_steps(host, events.device)
     kernels = _join_kernels(events.device, host, steps)
     memory = [
         (event.start, *event.memory, event.span, event.phase) for event in host if event.memory
@@ -107,24 +110,24 @@ def make_trace(path: Path, events: Events) -> Trace:
     )
 
 
-def _encloses(outer: Event, inner: Event) -> bool:
+def _encloses(outer: Event, inner: Event, clock_error: int) -> bool:
     """Whether `inner`, which does not start earlier, lies in `outer`; of a runtime call, whose end
     another clock measures, only the start counts.
     """
     return inner.start < outer.end and (
-        inner.kind == "launch" or inner.end <= outer.end + CLOCK_ERROR_NS
+        inner.kind == "launch" or inner.end <= outer.end + clock_error
     )
 
 
-def _attribute(host: list[Event]) -> None:
+def _attribute(host: list[Event], clock_error: int) -> None:
     """Gives each event its operator, span and phase; `host` is in order of start, so a forward
-    precedes its backward.
+    precedes its backward. Its times have an error of so many ns.
     """
     open_events: dict[tuple, list[Event]] = defaultdict(list)  # by thread, outermost first
     span_of_node: dict[int | None, str | None] = {}  # by sequence number
     for event in host:
         stack = open_events[event.thread]
-        while stack and not _encloses(stack[-1], event):
+        while stack and not _encloses(stack[-1], event, clock_error):
             stack.pop()
         if stack:
             parent = stack[-1]
@@ -168,23 +171,23 @@ def _is_residual(event: Event) -> bool:
     return len(shapes) > 1 and bool(shapes[0]) and shapes[0] == shapes[1]
 
 
-def _mark_steps(host: list[Event], working: list[Event]) -> list[tuple[int, int]]:
+def _mark_steps(host: list[Event], device: list[Event]) -> list[tuple[int, int]]:
     """Gives each event its step and, where it has none yet, its phase and span. Returns the steps'
     starts and durations.
 
-    A step in which no event of `working` starts is left out: it was cut off. Both lists are in
-    order of start.
+    A step in which no operator and no launch starts, on any thread, was cut off and is left out;
+    where that is all of them, those with work of the device are kept. Both lists are in order of
+    start.
     """
-    threads = {event.thread for event in working}
-    starts = [event.start for event in working]
-    steps = [
-        event
-        for event in host
-        if event.kind == "annotation"
-        and event.name.startswith(STEP)
-        and event.thread in threads
-        and bisect_left(starts, event.start) < bisect_left(starts, event.end)
-    ]
+    marks: list[Event] = []
+    for event in host:
+        if event.kind != "annotation" or not event.name.startswith(STEP):
+            continue
+        # Some profilers write a step twice, in two categories.
+        if not marks or event.name != marks[-1].name or event.start >= marks[-1].end:
+            marks.append(event)
+    calls = [event for event in host if event.kind in CALLS]
+    steps = _with_work(marks, calls) or _with_work(marks, device)
     index = -1
     in_backward = False
     for event in host:
@@ -199,6 +202,14 @@ def _mark_steps(host: list[Event], working: list[Event]) -> list[tuple[int, int]
     return [(step.start, step.duration) for step in steps]
 
 
+def _with_work(steps: list[Event], work: list[Event]) -> list[Event]:
+    """The steps in which some of the work starts, which is in order of start."""
+    starts = [event.start for event in work]
+    return [
+        step for step in steps if bisect_left(starts, step.start) < bisect_left(starts, step.end)
+    ]
+
+
 def _join_kernels(
     device: list[Event], host: list[Event], steps: list[tuple[int, int]]
 ) -> list[tuple]:
@@ -207,6 +218,7 @@ def _join_kernels(
     """
     launches = {event.correlation: event for event in host if event.kind == "launch"}
     launches.pop(None, None)
+    by_time = not any(event.step >= 0 for event in host if event.kind in CALLS)
     rows: list[tuple] = []
     step = -1  # The step of the kernel before.
     for kernel in device:
@@ -214,8 +226,8 @@ def _join_kernels(
         work = category(kernel.name) if kernel.kind == "kernel" else kernel.kind
         call = (kernel.name, work, kernel.start, kernel.duration, kernel.stream)
         launch = launches.get(kernel.correlation)
-        if launch is None:
-            if step >= 0 or kernel.correlation is None:
+        if launch is None or by_time:
+            if step >= 0 or kernel.correlation is None or by_time:
                 inside = (
                     number
                     for number, (start, duration) in enumerate(steps)

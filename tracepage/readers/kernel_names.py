@@ -41,14 +41,15 @@ PATTERNS = (
     ),
     (
         "matrix products",
-        r"[Gg]emm|gemv|Cijk_|cutlass|nvjet|[sS]plitK|^bmm_|^triton_tem_fused_(add)?(mm|bmm)",
+        r"[Gg]emm|gemv|MatMul|Cijk_|cutlass|nvjet|[sS]plitK(?!ernel)|^bmm_"
+        r"|^triton_tem_fused_(add)?(mm|bmm)",
     ),
     ("reductions", r"[Ss]oft_?[Mm]ax|[Nn]orm(?!al)|nll_loss|reduce_kernel"),
     (
         "copies",
         r"Mem(cpy|set)|rocclr_(copy|fill)|copy_kernel|CatArray|FillFunctor|CopyFunctor"
         r"|reshape_and_cache|gather_kernel|gpu_index_kernel|indexSelect(Large|Small)Index"
-        r"|batched_transpose_|^permute_|^transpose_",
+        r"|batched_transpose_|^permute_|^transpose_|_to_(jagged|padded|dense)|bucketize",
     ),
     # Sums of rows by index.
     ("reductions", r"embedding_backward|compute_grad_weight|sum_and_scatter|^onesweep_iteration"),
@@ -65,6 +66,8 @@ GENERIC = re.compile(
     r"elementwise_kernel|multi_tensor_apply|^[Kk]ernel\d?$|^device_kernel$|^kentry$"
     r"|^trampoline_kernel$"
 )
+# A library whose name says what only a few of its kernels do.
+FBGEMM = re.compile(r"fbgemm(_gpu)?(::|_)?", re.IGNORECASE)
 OTHERS = 0.2  # A share of the time.
 LISTED = 5  # A number of kernels.
 COPIES = ("copy", "cat", "fill", "zero", "index", "index_select", "gather", "index_put")
@@ -84,9 +87,9 @@ def kind(name: str) -> str:
     kernels, known or not).
 
     The function's own name decides, without namespaces, template arguments and types of parameters;
-    of GENERIC functions the template arguments too.
+    of GENERIC functions the template arguments too. The library FBGEMM has few products.
     """
-    function = own_name(name)
+    function = FBGEMM.sub("", own_name(name))
     if GENERIC.search(function):
         function, _, arguments = _without_parameters(name).partition("<")
         function += NAMESPACE.sub("", arguments)

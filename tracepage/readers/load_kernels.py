@@ -4,6 +4,7 @@ folder from any of these kinds of source:
     a row per launch
         rocprofv3-kernel-trace   *_kernel_trace.csv of rocprofv3, or of `rocpd convert`
         rocpd                    *_results.db of rocprofv3: SQLite, view `kernels`
+        rocprofv2-kernel-trace   results_*.csv of rocprofv2 without counters
         pytorch-trace            Chrome trace of torch.profiler (.json, .json.gz)
     a row per kernel name
         rocprofv3-kernel-stats   *_kernel_stats.csv of rocprofv3 --stats
@@ -21,6 +22,7 @@ kernels is not the program's. Since release 3.6.0 of rocprof-compute, pmc_perf.c
 
 import codecs
 import csv
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,13 +32,13 @@ from tracepage import files
 from tracepage.errors import UsageError
 from tracepage.readers import ncu, pytorch, rocm
 from tracepage.readers.chrome_trace import not_a_trace
-from tracepage.readers.csv_table import read_frame
 from tracepage.readers.source import OTHER_TRACE, Source
 from tracepage.records import step_profile
 
 READERS: dict[str, Callable[[Path], Source]] = {
     "rocprofv3-kernel-trace": rocm.read_kernel_trace,
     "rocpd": rocm.read_rocpd,
+    "rocprofv2-kernel-trace": rocm.read_rocprofv2,
     "pytorch-trace": pytorch.read_trace,
     "rocprofv3-kernel-stats": rocm.read_kernel_stats,
     "profile": pytorch.read_profile,
@@ -47,8 +49,9 @@ SUFFIXES = (".csv", ".csv.gz", ".json", ".json.gz", ".db")  # Other files in a f
 HEAD_BYTES = 1 << 20
 DAMAGED = "damaged files"
 NO_ROWS = "has no rows: nothing ran on a GPU while it was recorded, or it is cut off"
-# Names of API calls, copies or domains.
-API_NAME = re.compile(r"(__)?hip[A-Z]\w*|hsa_\w+|nccl[A-Z]\w*|[A-Z]+(_[A-Z0-9]+)+")
+ZSTD = b"\x28\xb5\x2f\xfd"  # A packed file begins with it.
+# Columns of a table of `nsys stats`, as CSV or as text.
+NSYS = re.compile(r'Time ?\(%\)[\s",]+Total Time \(|Start \(\w+\)[\s",]+Duration \(\w+\)')
 
 SUPPORTED_FILES_HINT = (
     "a PyTorch trace (.json, .json.gz), a profile_*.json, *_kernel_trace.csv, *_kernel_stats.csv "
@@ -60,6 +63,9 @@ FOREIGN = f"is none of the files that hold kernels: give {SUPPORTED_FILES_HINT}"
 REFUSALS = {
     "empty": "is empty",
     "other": FOREIGN,
+    "zstd": f"is packed by zstd (unpack it with `zstd -d`), so it {FOREIGN}",
+    "UTF-16": f"is UTF-16, as PowerShell redirects output (save it as UTF-8), so it {FOREIGN}",
+    "nsys": f"is of nsys, so it {FOREIGN}",
     "rocprofv3 JSON": (
         "is JSON of rocprofv3: profile with --output-format csv and give the *_kernel_trace.csv"
     ),
@@ -144,7 +150,7 @@ def find(folder: Path) -> dict[str, list[Path]]:
         except UsageError as error:
             kind = DAMAGED
             reason = error
-        if kind in files_by_kind and (kind != "rocprof-compute" or path.name in rocm.JOINED):
+        if kind in files_by_kind and not _is_pass(path, kind):
             files_by_kind[kind].append(path)
     if reason and not any(files_by_kind[kind] for kind in READERS):
         raise reason
@@ -154,6 +160,14 @@ def find(folder: Path) -> dict[str, list[Path]]:
         else:
             paths.sort(key=lambda path: (path.stat().st_mtime_ns, path), reverse=True)
     return {kind: paths for kind, paths in files_by_kind.items() if paths}
+
+
+def _is_pass(path: Path, kind: str) -> bool:
+    """Whether it is a table of a workload of rocprof-compute that another one holds too."""
+    joined = [path.with_name(name) for name in rocm.JOINED]
+    if kind == "rocprof-compute":
+        return path not in joined
+    return kind == "rocprofv2-kernel-trace" and any(map(Path.exists, joined))
 
 
 def _gave_spans(path: Path) -> bool:
@@ -196,26 +210,45 @@ def recognize(path: Path) -> str:
         head = file.read(HEAD_BYTES)
     if head.startswith(rocm.SQLITE):
         return rocm.source_of_database(path)
+    if head.startswith(ZSTD):
+        return "zstd"
+    is_utf16 = head.startswith(files.UTF16)
     head = head.removeprefix(codecs.BOM_UTF8).lstrip()
     if not head:
         return "empty"
-    if b"\0" in head:
+    if b"\0" in head and not is_utf16:
         return "other"
     if head[:1] in (b"{", b"["):
-        marks = JSON_MARKS | ({"ph": "pytorch-trace"} if head[:1] == b"[" else {})
-        kinds = [kind for mark, kind in marks.items() if f'"{mark}"'.encode() in head]
-        return kinds[0] if kinds else "other"
+        return _kind_of_json(path, head[:1] == b"[")
     text = files.read_text(path)
+    if text.lstrip()[:1] in ("{", "["):
+        return "UTF-16"
+    if NSYS.search(text[:HEAD_BYTES]):
+        return "nsys"
     match = ncu.HEADER.search(text)
     if match:
         return "other" if "Invocations" in match[0] else "ncu"  # A summary has no launches.
     first_line = text.lstrip().split("\n", 1)[0]
     columns = set(next(csv.reader([first_line[: csv.field_size_limit()]])))
     kind = next(kind for needed, kind in CSV_KINDS if needed <= columns)
-    # API calls, copies and markers, which can have any name, have the same columns.
-    if kind == "rocprofv3-kernel-stats":
-        names = read_frame(path)["Name"]
-        only_calls = len(names) and names.map(API_NAME.fullmatch).notna().all()
-        if only_calls or path.name.endswith("_marker_api_stats.csv"):
-            return "API statistics"
+    if kind == "rocprofv3-kernel-stats" and not rocm.is_of_kernels(path):
+        return "API statistics"
+    if kind == "rocprof-compute" and not rocm.has_counters(columns):
+        return "rocprofv2-kernel-trace"
     return kind
+
+
+def _kind_of_json(path: Path, is_list: bool) -> str:
+    """A key of READERS or of REFUSALS, by the first of JSON_MARKS in a file; metadata of any length
+    can stand before it.
+    """
+    marks = JSON_MARKS | ({"ph": "pytorch-trace"} if is_list else {})
+    before = b""
+    with files.opened(path) as file:
+        for chunk in iter(functools.partial(file.read, HEAD_BYTES), b""):
+            text = before + chunk
+            for mark, kind in marks.items():
+                if f'"{mark}"'.encode() in text:
+                    return kind
+            before = chunk[-len(max(marks, key=len)) :]
+    return "other"

@@ -4,7 +4,7 @@
     --page raw          a row per launch, a column per metric, and a row of units below the header
 
 Output of the profiled program and messages of ncu (`==PROF== ...`) may stand above the table, and
-messages below it. Numbers are written as the locale does: 1,234.5 or 1.234,5.
+messages below it. Numbers are written as the locale does: 1,234.5 or 1.234,5 or 1'234.5 or 1 234,5.
 """
 
 import re
@@ -34,7 +34,13 @@ NANOSECONDS = {
     "second": 1e9,
 }
 PREFIX = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-DECIMAL_COMMA = re.compile(r"-?(\d{1,3}(\.\d{3})+,\d+|\d{1,3}(\.\d{3}){2,}|\d+,(\d{1,2}|\d{4,}))")
+DECIMAL_COMMA = re.compile(
+    r"-?(\d{1,3}(\.\d{3})+,\d+|\d{1,3}(\.\d{3}){2,}|\d+,(\d{1,2}|\d{4,})|0\d*,\d+)"
+)
+# Apostrophes, and spaces of any width, between groups of digits; one of another encoding than UTF-8
+# was read as U+FFFD. The file's commas and points are then decimal.
+GROUP = re.compile(r"['\u2019\u02bc\ufffd\s]")
+GROUPED = re.compile(rf"-?\d{{1,3}}({GROUP.pattern}\d{{3}})+([.,]\d+)?")
 SWAP = str.maketrans(",.", ".,")
 CLOCK_NOTE = (
     "ncu fixes the clocks and flushes the caches by default: its times can be longer than in a run"
@@ -56,10 +62,15 @@ def read_ncu(path: Path) -> Source:
             f"{path} has no column {missing[0]!r}: export it again with ncu --page raw --csv"
         )
     values = _details(header, body) if details else _raw(path, header, body)
-    decimal_comma = any(DECIMAL_COMMA.fullmatch(text) for *_, text in values)
+    # In `12 (3; 9)` the value of each instance follows the total.
+    totals = [text.split(" (")[0] for *_, text in values]
+    if any(map(GROUPED.fullmatch, totals)):
+        totals = [GROUP.sub("", text).replace(",", ".") for text in totals]
+    elif any(map(DECIMAL_COMMA.fullmatch, totals)):
+        totals = [text.translate(SWAP) for text in totals]
     launches: dict[tuple[str, ...], dict[str, float]] = {}  # In the order of the file.
-    for launch, metric, unit, text in values:
-        value, base = _in_base_unit(text.translate(SWAP) if decimal_comma else text, unit)
+    for (launch, metric, unit, _), text in zip(values, totals, strict=True):
+        value, base = _in_base_unit(text, unit)
         if base and "__" not in metric:  # `Memory Throughput` is in % and in byte/s.
             metric = f"{metric} ({base})"
         launches.setdefault(launch, {})[metric] = value
@@ -103,18 +114,14 @@ def _raw(path: Path, header: list[str], body: list[list[str]]) -> list[Value]:
 
 
 def _in_base_unit(text: str, unit: str) -> tuple[float, str]:
-    """A metric in its base unit, and that unit; NaN for text.
-
-    Thousands are separated, as in `1,234.5`. In `12 (3; 9)` the value of each instance follows the
-    total.
-    """
+    """A metric, written as `1,234.5`, in its base unit, and that unit; NaN for text."""
     factor = NANOSECONDS.get(unit, 1.0)
     base = "ns" if unit in NANOSECONDS else unit
     if unit[:1] in PREFIX:
         base = unit[1:]
         factor = PREFIX[unit[:1]]
     try:
-        number = float(text.split(" (")[0].replace(",", ""))
+        number = float(text.replace(",", ""))
     except ValueError:
         number = float("nan")
     return number * factor, base.replace("/second", "/s")

@@ -26,6 +26,10 @@ import pandas
 OPERATORS_NOTE = (
     "a CPU launches no kernels: these are operator calls that do work, with their self time"
 )
+NO_KERNELS_NOTE = (
+    "nothing in the file is known as a kernel: these are operator calls that do work, with their "
+    "self time"
+)
 COMPILED_NOTE = (
     "a CPU trace has no events for the loops that torch.compile fuses: "
     "their time is in the CompiledFunction around them"
@@ -56,7 +60,8 @@ def read_trace(path: Path) -> Source:
     if steps:
         calls = calls[calls.step >= 0]
     if trace.kernels.empty:
-        notes += _cpu_notes(calls.name)
+        launches = any(event.kind == "launch" for event in trace.host)
+        notes += _cpu_notes(calls.name, NO_KERNELS_NOTE if launches or notes else OPERATORS_NOTE)
     return make_source("pytorch-trace", path, calls, steps=steps, notes=notes, trace=trace)
 
 
@@ -117,7 +122,7 @@ def _works(name: str, shapes: str, types: str) -> bool:
     return operators.cost(name, json.loads(shapes), json.loads(types)) != (0, 0)
 
 
-def _cpu_notes(names: pandas.Series) -> tuple[str, ...]:
+def _cpu_notes(names: pandas.Series, note: str = OPERATORS_NOTE) -> tuple[str, ...]:
     if names.str.startswith("CompiledFunction").any():
-        return (OPERATORS_NOTE, COMPILED_NOTE)
-    return (OPERATORS_NOTE,)
+        return (note, COMPILED_NOTE)
+    return (note,)

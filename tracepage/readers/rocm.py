@@ -2,6 +2,7 @@
 and rocprof-compute.
 """
 
+import os
 import re
 import sqlite3
 from contextlib import closing
@@ -29,13 +30,39 @@ DISPATCH_COLUMNS = (
     "Workgroup_Size",
     "LDS_Per_Workgroup",
 )
-# A kernel trace's: the number among all GPUs, and the process.
-GPU_COLUMNS = ("Agent_Id", "Guid")
+# A kernel trace's: the number among all GPUs, and the process, of rocprofv3 and rocprofv2.
+GPU_COLUMNS = ("Agent_Id", "Guid", "GPU_ID", "PID")
+# A column of rocprofv2 that is no counter, in lower case.
+ROCPROFV2_COLUMN = re.compile(
+    r"(dispatch|gpu|queue|kernel|correlation|node)_id|guid|pid|tid|queue_index|grid_size"
+    r"|workgroup_size|lds_per_workgroup|scratch_per_workitem|(arch|accum)_vgpr|sgpr|wave_size"
+    r"|kernel_name|(start|end)_timestamp|dispatchns|completens|sig|obj"
+)
+# What is no kernel in a table of statistics: by the file's name, the names of copies, domains and
+# calls that can stand alone, and names of one API, which begin alike (rocDecCreateDecoder).
+OTHER_STATISTICS = re.compile(
+    r"(.*[._])?(api|copy|memory|allocation|domain|hip|hsa)_stats\.csv(\.gz)?"
+)
+OTHER_NAME = re.compile(
+    r"(__)?hip[A-Z]\w*|hsa_\w+|nccl[A-Z]\w*|[A-Z]+(_[A-Z0-9]+)+|(Mem)?[Cc]opy[A-Z]\w*To[A-Z]\w*"
+)
+CALL = re.compile(r"[a-z]+[A-Z]\w*")
+API_PREFIX = 3  # letters
 FLOPS_COLUMN = re.compile(r"(MFMA)?(BF|FP|F)(\d+)Flops")
 
 
 def read_kernel_trace(path: Path) -> Source:
     return _trace("rocprofv3-kernel-trace", path, read_frame(path))
+
+
+def read_rocprofv2(path: Path) -> Source:
+    return _trace("rocprofv2-kernel-trace", path, read_frame(path))
+
+
+def has_counters(columns: set[str]) -> bool:
+    """Whether a table of launches of rocprofv2 or rocprof-compute has columns of counters."""
+    names = [column.lower().replace("-", "_") for column in columns]
+    return not all(map(ROCPROFV2_COLUMN.fullmatch, names))
 
 
 def _trace(kind: str, path: Path, frame: pandas.DataFrame) -> Source:
@@ -46,6 +73,22 @@ def _trace(kind: str, path: Path, frame: pandas.DataFrame) -> Source:
     gpus = len(frame[columns].drop_duplicates()) if columns else 1
     notes = several_gpus(gpus, "GPUs or processes")
     return make_source(kind, path, _launches(path, frame), notes=notes)
+
+
+def is_of_kernels(path: Path) -> bool:
+    """Whether a table of statistics is of kernels. Those of API calls, copies and markers have the
+    same columns.
+    """
+    if OTHER_STATISTICS.fullmatch(path.name):
+        return False
+    names = list(read_frame(path)["Name"])
+    if not names:
+        return True
+    if all(map(OTHER_NAME.fullmatch, names)):
+        return False
+    of_one_api = len(names) > 1 and len(os.path.commonprefix(names)) >= API_PREFIX
+    named_kernels = "kernel_stats" in path.name
+    return named_kernels or not (of_one_api and all(map(CALL.fullmatch, names)))
 
 
 def read_kernel_stats(path: Path) -> Source:
@@ -98,7 +141,9 @@ def source_of_database(path: Path) -> str:
     """ "rocpd" if a SQLite database holds kernels and no counters of them, else a key of
     `load_kernels.REFUSALS`.
     """
-    views = {name for (name,) in _query(path, "SELECT name FROM sqlite_master WHERE type = 'view'")}
+    views = {name for (name,) in _query(path, "SELECT name FROM sqlite_master")}
+    if any(name.startswith("CUPTI_ACTIVITY") for name in views):
+        return "nsys"
     counters = (
         "SELECT 1 FROM rocpd_pmc_event P "
         "JOIN rocpd_kernel_dispatch K ON K.event_id = P.event_id LIMIT 1"
@@ -117,7 +162,7 @@ def read_rocpd(path: Path) -> Source:
     rows = _query(
         path, f'SELECT name, start, "end", {agent}, {process} FROM kernels ORDER BY start'
     )
-    header = ["Kernel_Name", "Start_Timestamp", "End_Timestamp", *GPU_COLUMNS]
+    header = ["Kernel_Name", "Start_Timestamp", "End_Timestamp", *GPU_COLUMNS[:2]]
     return _trace("rocpd", path, pandas.DataFrame(rows, columns=header))
 
 

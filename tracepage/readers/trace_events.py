@@ -1,14 +1,16 @@
 """Reads the events of a Chrome trace; of one of PyTorch's profiler only what an analysis needs of
 each.
 
-Times become whole nanoseconds since the first event. Events whose times cannot be are left out and
-counted.
+Times become whole nanoseconds since the first event, with the first taken off while they are exact.
+Events whose times are false are left out and counted, and so is what is not read. Work that is only
+unlikely counts: a lane can hold several queues, and a copy or a pause can be long.
 """
 
+import codecs
 import functools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -19,7 +21,6 @@ from tracepage.errors import UsageError
 from tracepage.terminal import counted, progress, shortened
 
 import ijson
-import numpy
 import pandas
 
 # Kinds of events by their category in lower case; PyTorch's first profilers wrote Operator,
@@ -29,19 +30,36 @@ KINDS = {
     "annotation": re.compile(r"user_annotation"),
     "launch": re.compile(r"(\w+_)?(runtime|driver)"),  # Also xpu_runtime and privateuse1_runtime.
     "kernel": re.compile(r"(\w+_)?kernel|mtia_ccp_events"),
-    "memcpy": re.compile(r"(gpu_)?memcpy"),
-    "memset": re.compile(r"(gpu_)?memset"),
+    "memcpy": re.compile(r"(\w+_)?memcpy"),
+    "memset": re.compile(r"(\w+_)?memset"),
+    # Events of PyTorch's profilers that repeat others or time the profiler.
+    "repeated": re.compile(r"python_function|gpu_user_annotation|(\w+_)?sync|overhead|trace"),
 }
 DEVICE = ("kernel", "memcpy", "memset")
-FAR = 1000  # See `_far`.
-FEW = 0.01  # A share of all events.
+UNKNOWN = ("unknown", "uncategorized")
+STEP = "ProfilerStep#"
+# The name of a process or thread whose events are work of a device, where they have no category.
+DEVICE_LANE = re.compile(
+    r"\b(gpu|npu|xpu|hpu|mlu|tpu|dcu|gcu|device|accelerator|hardware|stream|queue)s?\d*\b",
+    re.IGNORECASE,
+)
+TASK = "Task Type"  # An argument of the work of an Ascend NPU, which has no category.
+WAITING_TASK = re.compile(r"EVENT|NOTIFY|WAIT|PLACE_?HOLDER", re.IGNORECASE)
+BEGINS = ("B", "b", "S")  # Phases of events that begin here; another one is their end.
+STREAM = re.compile(r"([\w ]+[ _])?(stream|queue)([ _]?id)?", re.IGNORECASE)
 LONGEST = 10**18  # ns, 30 years
-# No kernel ends after that many later ones of its stream; one that was launched early overlaps the
-# one before it.
+LATEST = 2**62  # ns: a start that is later is an overflow.
+HOUR = 3600 * 10**9  # ns
+# In ns: the largest numbers of ns and of us with 32 bits; durations that overflow are NEAR them.
+LIMITS = (2**31 - 1, 2**32 - 1, (2**31 - 1) * 1000, (2**32 - 1) * 1000)
+NEAR = 0.001  # A share of them.
+# See `_endless`. One that was launched early overlaps the one before it.
 ENCLOSED = 2
+FAR = 100
+OVERLAPPED = 0.1  # A share of the time of all work.
 MEMORY = ("Bytes", "Addr", "Total Allocated", "Device Type")
 # What an event that lacks something, or holds what it cannot, raises.
-DAMAGED = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError)
+DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
 @dataclass(eq=False, slots=True)
@@ -90,6 +108,7 @@ class Events(NamedTuple):
     notes: tuple[str, ...]  # On events that were left out.
     # All events as they are in the file, where none is an operator of PyTorch or work of a GPU.
     others: list[Any] | None
+    origin: int = 0  # The first time on the clock of the file, ns.
 
 
 def raw_events(path: Path) -> Iterator[Any]:
@@ -103,8 +122,9 @@ def raw_events(path: Path) -> Iterator[Any]:
     is_list = False
     try:
         with files.opened(path) as file:
-            is_list = file.read(1000).lstrip()[:1] == b"["
-            file.seek(0)
+            head = file.read(1000)
+            is_list = head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
+            file.seek(len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0)
             yield from ijson.items(file, "item" if is_list else "traceEvents.item")
     except ijson.JSONError as error:
         if is_list and isinstance(error, ijson.IncompleteJSONError):
@@ -116,9 +136,9 @@ def raw_events(path: Path) -> Iterator[Any]:
 
 @functools.cache
 def kind(category: str) -> str:
-    """A key of KINDS, or an empty string."""
+    """A key of KINDS, or `unknown`."""
     kinds = [name for name, pattern in KINDS.items() if pattern.fullmatch(category.lower())]
-    return kinds[0] if kinds else ""
+    return kinds[0] if kinds else "unknown"
 
 
 def nanoseconds(us: Any) -> int:
@@ -127,43 +147,60 @@ def nanoseconds(us: Any) -> int:
 
 
 def read_events(path: Path) -> Events:
-    """Reads a trace once. Its damaged events are left out, and named in notes."""
+    """Reads a trace once. Notes count the events that are left out because they are damaged, and
+    those that are not read because nothing says what they are.
+    """
     events: list[Event] = []
     damaged: list[str] = []
+    unknown: list[Event] = []
+    pairs: list[str] = []
+    devices: set[Any] = set()  # Processes, and threads of them, by the names that the file gives.
     others: list[Any] | None = []
     shared: dict[Any, Any] = {}  # Most names, threads and shapes occur often: one object for each.
     with progress(f"reading {path}"):
         for record in raw_events(path):
             if not isinstance(record, dict):
                 continue
-            event_kind = kind(str(record.get("cat")))
-            if event_kind == "operator" or event_kind in DEVICE:
-                others = None
             if others is not None:
                 others.append(record)
+            phase = record.get("ph")
             try:
-                event = _event(record, event_kind, shared)
-                if event:
-                    events.append(event)
+                if phase == "M":
+                    devices |= _named_device(record)
+                elif phase in BEGINS:
+                    pairs.append(str(record.get("name")))
+                event = _event(record, shared)
             except DAMAGED:
                 damaged.append(str(record.get("name")))
+                continue
+            if event is None:
+                continue
+            if event.kind in UNKNOWN:
+                unknown.append(event)
+                continue
+            events.append(event)
+            if event.kind == "operator" or event.kind in DEVICE:
+                others = None
+    work = _lanes_of_work(events, unknown, devices)
+    if work:
+        others = None
+        events += work
+        unknown = [event for event in unknown if event.kind in UNKNOWN]
     events.sort(key=lambda event: (event.start, -event.duration))
-    device = [event for event in events if event.kind in DEVICE]
-    if len({event.thread[0] for event in device}) > 1:  # Each GPU numbers its streams by itself.
-        for event in device:
-            event.stream = f"{event.stream} of GPU {event.thread[0]}"
-    far = _far(events)
-    long = _longer_than_the_next(device) - far
+    _name_streams([event for event in events if event.kind in DEVICE])
+    far = _without_clock(events)
+    long = _endless([event for event in events if event not in far])
     left_out = {
-        "without a name, a time or a possible duration": damaged,
-        "far outside the time of the others": [event.name for event in far],
-        f"that would run longer than the next {ENCLOSED} of their stream": [
-            event.name for event in long
-        ],
+        "left out: {} without a name, a time or a possible duration": damaged,
+        "left out: {} far outside the time of the others": _names(far),
+        "left out: {} whose duration has overflowed, or that would run longer than the next "
+        f"{ENCLOSED} of their stream": _names(long),
+        "not read: {} of no known category": _names(unknown),
+        "not read: {} with a begin and an end apart": pairs,
     }
     notes = [
-        f"left out: {counted(len(names), 'event')} {why}, such as {shortened(names[0], 60)}"
-        for why, names in left_out.items()
+        f"{text.format(counted(len(names), 'event'))}, such as {shortened(names[0], 60)}"
+        for text, names in left_out.items()
         if names
     ]
     kept = [event for event in events if event not in far and event not in long]
@@ -172,26 +209,74 @@ def read_events(path: Path) -> Events:
         event.start -= origin
     host = [event for event in kept if event.kind not in DEVICE]
     device = [event for event in kept if event.kind in DEVICE]
-    return Events(host, device, tuple(notes), others)
+    return Events(host, device, (*notes, *_overlap(device)), others, origin)
 
 
-def _event(record: dict[str, Any], event_kind: str, shared: dict[Any, Any]) -> Event | None:
+def _names(events: Collection[Event]) -> list[str]:
+    return [event.name for event in events]
+
+
+def _named_device(record: dict[str, Any]) -> set[Any]:
+    """The process, or process and thread, that a metadata event names as a device. One of DAMAGED:
+    it is damaged.
+    """
+    about = record.get("name")
+    if about not in ("process_name", "process_labels", "thread_name"):
+        return set()
+    if not DEVICE_LANE.search(str(record.get("args"))):
+        return set()
+    process = record.get("pid")
+    return {(process, record.get("tid")) if about == "thread_name" else process}
+
+
+def _lanes_of_work(events: list[Event], unknown: list[Event], devices: set[Any]) -> list[Event]:
+    """The unknown events that are kernels of a device, beside other events of which none is: by the
+    name of their lane or, where this is none of the host's threads, by a stream.
+    """
+    if not events or any(event.kind in DEVICE for event in events):
+        return []
+    threads = {event.thread for event in events}
+    work = []
+    for event in unknown:
+        by_lane = event.thread in devices or event.thread[0] in devices
+        if by_lane or (event.stream is not None and event.thread not in threads):
+            event.kind = "kernel"
+            work.append(event)
+    return work
+
+
+def _name_streams(device: list[Event]) -> None:
+    """Work without a stream has its lane for one. Each GPU numbers its streams by itself."""
+    several = len({event.thread[0] for event in device}) > 1
+    for event in device:
+        if event.stream is None:
+            event.stream = event.thread[1]
+        if several:
+            event.stream = f"{event.stream} of GPU {event.thread[0]}"
+
+
+def _event(record: dict[str, Any], shared: dict[Any, Any]) -> Event | None:
     """What is needed of an event; None where that is nothing. One of DAMAGED: it is damaged."""
     is_memory = record.get("name") == "[memory]"
+    category = record.get("cat")
+    event_kind = kind(str(category)) if category else "uncategorized"
     if is_memory:
         event_kind = "memory"
-    elif not event_kind or record.get("ph") != "X":
+    elif event_kind == "repeated" or record.get("ph") != "X":
         return None
     name = str(record["name"])
+    if name.startswith(STEP):
+        event_kind = "annotation"
     thread = (record["pid"], record["tid"])
     duration = 0 if is_memory else nanoseconds(record["dur"])
-    if not 0 <= duration < LONGEST:
+    start = nanoseconds(record["ts"])
+    if not 0 <= duration < LONGEST or abs(start) > LATEST:
         raise ValueError
     event = Event(
         event_kind,
         shared.setdefault(name, name),
         shared.setdefault(thread, thread),
-        nanoseconds(record["ts"]),
+        start,
         duration,
     )
     arguments = record.get("args") or {}
@@ -207,28 +292,72 @@ def _event(record: dict[str, Any], event_kind: str, shared: dict[Any, Any]) -> E
         event.types = shared.setdefault(types, types)
     else:
         event.correlation = arguments.get("correlation")
-        event.stream = arguments.get("stream")
+        event.stream = _stream(arguments)
+        task = arguments.get(TASK)
+        if task and event_kind == "uncategorized":
+            event.kind = "unknown" if WAITING_TASK.search(str(task)) else "kernel"
     hash((event.correlation, event.stream, event.number))  # TypeError: they are lists or objects.
     return event
 
 
-def _far(events: list[Event]) -> set[Event]:
-    """The events that are FAR times as far from the others as the middle half of these lasts, if
-    they are FEW.
+def _stream(arguments: dict[str, Any]) -> Any:
+    """The stream of a launch or of work; a queue of an XPU is one."""
+    if "stream" in arguments:
+        return arguments["stream"]
+    return next((arguments[key] for key in arguments if STREAM.fullmatch(key)), None)
+
+
+def _without_clock(events: list[Event]) -> set[Event]:
+    """The events that a profiler wrote without having read a clock: their start is one of LIMITS;
+    or it is 0 or below, and the others count from a time more than an HOUR later. Work at 0 that
+    took no time never ran.
+    """
+    first = next((event.start for event in events if event.start > 0), 0)
+    return {
+        event
+        for event in events
+        if event.start in LIMITS
+        or (event.start <= 0 and first - event.start > HOUR)
+        or (first and event.kind in DEVICE and event.start == event.duration == 0)
+    }
+
+
+def _endless(events: list[Event]) -> set[Event]:
+    """The events with a false duration, all of which end after the last start. The duration is
+    nearly one of LIMITS; or it is of work that ends after the next ENCLOSED of its stream, and
+    after all else of the trace by FAR times the length of that.
     """
     if not events:
         return set()
-    starts = numpy.array([event.start for event in events], dtype=float)
-    first = numpy.percentile(starts, 25, method="higher")
-    last = numpy.percentile(starts, 75, method="lower")
-    distance = abs(starts - numpy.median(starts)) / max(last - first, 1e6)
-    far = {event for event, times in zip(events, distance, strict=True) if times > FAR}
-    return far if len(far) <= max(1, FEW * len(events)) else set()
-
-
-def _longer_than_the_next(device: list[Event]) -> set[Event]:
-    """Events that end after the next ENCLOSED of their own stream."""
+    first = events[0].start
+    last = events[-1].start
+    late = [event for event in events if event.end > last]
+    endless = {event for event in late if _has_overflowed(event.duration)}
+    host = (event for event in late if event.kind not in DEVICE and event not in endless)
+    last = max((last, *(event.end for event in host)))
+    device = [event for event in events if event.kind in DEVICE]
     ends = [(event.stream, float(event.end)) for event in device]
     frame = pandas.DataFrame(ends, columns=["stream", "end"])
     long = frame.end > frame.groupby("stream").end.shift(-ENCLOSED)
-    return {device[row] for row in frame.index[long]}
+    long &= frame.end - last > FAR * (last - first)
+    return endless | {device[row] for row in frame.index[long]}
+
+
+def _has_overflowed(duration: int) -> bool:
+    return any(abs(duration - limit) < NEAR * limit for limit in LIMITS)
+
+
+def _overlap(device: list[Event]) -> tuple[str, ...]:
+    """A note if work that one stream shows at a time is more than OVERLAPPED of all work."""
+    ends: dict[Any, int] = {}
+    ns = 0
+    for event in device:
+        end = ends.get(event.stream, event.start)
+        ns += max(0, min(end, event.end) - event.start)
+        ends[event.stream] = max(end, event.end)
+    if ns <= OVERLAPPED * sum(event.duration for event in device):
+        return ()
+    return (
+        f"work of one stream overlaps for {ns / 1e6:.3g} ms: the stream has several queues, or a "
+        "duration is too long; the total counts this time twice, and busy once",
+    )

@@ -172,6 +172,68 @@ def test_a_kernel_without_a_launch_is_of_the_step_it_runs_in_or_the_one_before(
     )
 
 
+def stepped(steps: list[dict], *others: str) -> list[dict]:
+    """Three steps with four kernels each, and events of these other categories."""
+    work = [
+        small_traces.event(category, "work", 25 * i + start, 25 * i + start + 9, correlation=i)
+        for i in range(12)
+        for category, start in (("cuda_runtime", 1), ("kernel", 11), ("cpu_op", 0))
+        if category in others
+    ]
+    return [*steps, *work]
+
+
+def marks(category: str, thread: int = 1) -> list[dict]:
+    return [
+        small_traces.event(category, f"ProfilerStep#{i}", 100 * i, 100 * i + 99, thread)
+        for i in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        stepped(marks("Operator"), "kernel", "cuda_runtime", "cpu_op"),
+        stepped(marks("cpu_op"), "kernel", "cuda_runtime", "cpu_op"),
+        stepped(marks("user_annotation", 5), "kernel", "cuda_runtime", "cpu_op"),
+        stepped(marks("user_annotation"), "kernel", "cuda_runtime"),
+        stepped(marks("user_annotation"), "kernel"),
+        stepped(marks("user_annotation") + marks("cpu_op"), "kernel", "cuda_runtime", "cpu_op"),
+        stepped(marks("user_annotation") + marks("gpu_user_annotation"), "kernel", "cuda_runtime"),
+    ],
+    ids=["Operator", "cpu_op", "thread", "no operators", "kernels alone", "twice", "on the GPU"],
+)
+def test_steps_are_known_by_name_and_time(events, tmp_path):
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    trace = chrome_trace.load(tmp_path / "trace.json")
+    assert list(trace.kernels.step) == [0] * 4 + [1] * 4 + [2] * 4 and len(trace.steps) == 3
+    assert "ProfilerStep#1" not in set(trace.operators.name)
+
+
+@pytest.mark.parametrize("written_again", [False, True])
+def test_self_times_are_exact_at_the_times_of_an_epoch(written_again, tmp_path):
+    """Forty operators around a product, in ns; a program that writes them again rounds them to
+    quarters of a us.
+    """
+    event = '{"ph": "X", "cat": "cpu_op", "name": "%s", "pid": 1, "tid": 1, "ts": %s, "dur": %s}'
+    rows = []
+    for i in range(40):
+        start = 1712345678901234000 + 20037 * i
+        wait = 200 + 13 * i
+        for name, ns, dur in (
+            ("mine::block", start, 9999),
+            ("aten::addmm", start + wait, 9999 - wait),
+        ):
+            rows.append(event % (name, f"{ns // 1000}.{ns % 1000:03}", dur / 1000))
+    text = f'{{"traceEvents": [{", ".join(rows)}]}}'
+    (tmp_path / "trace.json").write_text(json.dumps(json.loads(text)) if written_again else text)
+    trace = chrome_trace.load(tmp_path / "trace.json")
+    self_ns = trace.operators.groupby("name").self_cpu_ns.sum()
+    inner_ns = sum(9999 - 200 - 13 * i for i in range(40))
+    assert self_ns["aten::addmm"] == inner_ns
+    assert self_ns["mine::block"] == 40 * 9999 - inner_ns
+
+
 def test_an_operator_that_passes_its_work_on_is_counted_once(tmp_path):
     x = torch.ones(500, 500)
     with torch.profiler.profile(record_shapes=True) as profiler:

@@ -57,11 +57,33 @@ def test_both_pages_of_ncu_give_the_same_launches_and_counters_in_base_units():
         ("1.234.567", "ns", 1_234_567),
         ("2,24", "us", 2240),
         ("1,234.56", "us", 1_234_560),
+        ("0,125", "us", 125),
+        ("1 048 576", "ns", 1_048_576),
+        ("1 234,567", "us", 1_234_567),
+        ("1'234.567", "us", 1_234_567),
+        ("1\u2019234\u2019567", "ns", 1_234_567),
+        ("1\u202f234,567", "us", 1_234_567),
+        ("1\u00a0234 (1\u00a0234; 5)", "ns", 1234),
     ],
 )
 def test_numbers_of_every_locale(tmp_path, written, unit, ns):
     header = '"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
-    (tmp_path / "ncu.csv").write_text(
-        f'{header}\n"0","9","gemm<a, b>(x)","gpu__time_duration.sum","{unit}","{written}"\n'
-    )
-    assert list(load_kernels.load(tmp_path / "ncu.csv").table.duration_ns) == [ns]
+    text = f'{header}\n"0","9","gemm<a, b>(x)","gpu__time_duration.sum","{unit}","{written}"\n'
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):  # A shell of Windows redirects as UTF-16.
+        (tmp_path / "ncu.csv").write_text(text, encoding=encoding)
+        assert list(load_kernels.load(tmp_path / "ncu.csv").table.duration_ns) == [ns]
+
+
+def test_grouped_counters_stand_beside_short_ones(tmp_path):
+    header = '"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
+    rows = [
+        f'"{launch}","9","copy","{metric}","{unit}","{value}"'
+        for launch, read in enumerate(("512", "1 048 576", "12,5"))
+        for metric, unit, value in (
+            ("gpu__time_duration.sum", "ns", "900"),
+            ("dram__bytes_read.sum", "byte", read),
+        )
+    ]
+    (tmp_path / "ncu.csv").write_text("\n".join([header, *rows]))
+    counters = load_kernels.load(tmp_path / "ncu.csv").counters
+    assert list(counters["dram__bytes_read.sum"]) == [512, 1_048_576, 12.5]

@@ -10,7 +10,8 @@ from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES
 from tests.small_traces import event, gpu_trace
 from tracepage.errors import UsageError
-from tracepage.readers import chrome_trace, kernel_names, load_kernels
+from tracepage.readers import chrome_trace, kernel_names, load_kernels, pytorch
+from tracepage.views import launches
 
 import pandas
 import pytest
@@ -53,6 +54,138 @@ def test_what_cannot_be_is_left_out_and_named(tmp_path, damaged, note):
     found = load_kernels.load(write(tmp_path / "trace.json", *launched(*kernels, damaged)))
     assert list(found.table.name) == ["gemm"] * 3 and found.table.duration_ns.sum() == 159_000
     assert len(found.notes) == 1 and note in found.notes[0]
+
+
+def kernel(start: float, us: float, name: str = "gemm", **fields) -> dict:
+    return event("kernel", name, start, start + us, 0, stream=7) | fields
+
+
+CHAIN = [kernel(100 + 12 * number, 10) for number in range(40)]
+COPY = event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 0, 1.9e6, 0, stream=7)
+EPOCH = 1.7e15  # us
+FALSE_TIMES = {  # name: fields of an event beside the chain of kernels
+    "2^32 us": {"dur": 2**32 - 4},
+    "2^32 ns": {"dur": (2**32 - 4) / 1000},
+    "2^31 us": {"dur": 2**31},
+    "2^63 ns": {"dur": 9223372036854775.807},
+    "2^64 us": {"dur": 2**64 - 4},
+    "over six kernels": {"dur": 1e6},
+    "start at the largest int": {"ts": 2**32 - 1},
+    "start at 2^63 ns": {"ts": 9223372036854775.807},
+    "start at 2^64 us": {"ts": 2**64 - 4},
+    "never started": {"ts": 0, "dur": 0},
+}
+
+
+@pytest.mark.parametrize("case", FALSE_TIMES)
+def test_an_event_with_a_false_time_is_left_out_and_named(case, tmp_path):
+    odd = kernel(140, 5, "odd") | FALSE_TIMES[case]
+    found = load_kernels.load(write(tmp_path / "trace.json", *launched(*CHAIN, odd)))
+    assert (len(found.table), found.table.duration_ns.sum()) == (40, 400_000)
+    assert [note[:16] for note in found.notes] == ["left out: 1 even"]
+
+
+@pytest.mark.parametrize("start", [0, -5, 2**32 - 1])
+def test_a_start_that_no_clock_gave_is_left_out(start, tmp_path):
+    events = [each | {"ts": each["ts"] + EPOCH} for each in launched(*CHAIN)]
+    path = write(tmp_path / "trace.json", *events, kernel(0, 5, "odd") | {"ts": start})
+    assert list(load_kernels.load(path).table.name) == ["gemm"] * 40
+
+
+@pytest.mark.parametrize(
+    ("events", "count", "us"),
+    [
+        ([kernel(100 * i, 85, "ncclDevKernel_AllReduce") for i in range(5)], 45, 825),
+        ([kernel(300, 30_000, "ncclDevKernel_AllGather")], 41, 30_400),
+        ([kernel(0, 5, "start-up", ts=-3599e6)], 41, 405),
+        ([kernel(3600e6 + 100 * i, 50, "late") for i in range(3)], 43, 550),
+        ([kernel(3600e6, 4e6, "late")], 41, 4_000_400),
+        ([COPY | {"ts": -2e6}], 41, 1_900_400),
+    ],
+    ids=["one lane", "a last wait", "start-up", "late", "late and long", "a copy before"],
+)
+def test_work_that_is_only_unlikely_counts(events, count, us, tmp_path):
+    table = load_kernels.load(write(tmp_path / "trace.json", *launched(*CHAIN, *events))).table
+    assert (len(table), table.duration_ns.sum()) == (count, 1000 * us)
+
+
+def test_branches_of_a_graph_on_one_lane_count_and_overlap(tmp_path):
+    """Ten replays: a long kernel beside three short ones, of another queue on its lane."""
+    times = [(0, 100), (60, 10), (61, 12), (62, 13)]
+    kernels = [kernel(200 * i + start, us) for i in range(10) for start, us in times]
+    found = load_kernels.load(write(tmp_path / "trace.json", *launched(*kernels)))
+    gaps = launches.gaps(found)
+    assert (len(found.table), found.table.duration_ns.sum()) == (40, 1_350_000)
+    assert (gaps.busy_ns, gaps.window_ns) == (1_000_000, 1_900_000)
+    assert [note[:38] for note in found.notes] == ["work of one stream overlaps for 0.35 m"]
+
+
+def uncategorized(name: str, number: int, process: int, **arguments) -> dict:
+    made = event("", name, 100 * number, 100 * number + 60, 2, **arguments) | {"pid": process}
+    return {key: value for key, value in made.items() if key != "cat"}
+
+
+def lanes(label: str, **arguments) -> list[dict]:
+    """Ten products on a device and the calls of its library on the host, without categories."""
+    named = {"ph": "M", "name": "process_name", "pid": 31, "tid": 0, "args": {"name": label}}
+    work = [uncategorized("MatMulV3", number, 31, **arguments) for number in range(10)]
+    calls = [uncategorized("AscendCL@aclnnMm", number, 30) for number in range(10)]
+    return [named, *launched(), *calls, *work]
+
+
+@pytest.mark.parametrize(
+    ("label", "arguments"),
+    [
+        ("Ascend Hardware", {"Task Type": "AI_CORE", "Stream Id": 2}),
+        ("NPU 0", {}),
+        ("a name", {"Task Type": "MIX_AIC"}),
+        ("a name", {"stream": 2}),
+    ],
+)
+def test_work_is_known_by_its_lane_where_it_has_no_category(label, arguments, tmp_path):
+    found = load_kernels.load(write(tmp_path / "trace.json", *lanes(label, **arguments)))
+    assert list(found.table.name) == ["MatMulV3"] * 10 and set(found.table.stream) == {2}
+    assert found.table.duration_ns.sum() == 600_000
+    assert found.notes == ("not read: 10 events of no known category, such as AscendCL@aclnnMm",)
+
+
+def test_what_nothing_tells_to_be_work_is_counted_as_not_read(tmp_path):
+    found = load_kernels.load(write(tmp_path / "trace.json", *lanes("a name")))
+    assert found.are_operators and found.notes[0].startswith("not read: 20 events of no known")
+    assert found.notes[1] == pytorch.NO_KERNELS_NOTE
+    waits = lanes("Ascend Hardware", **{"Task Type": "EVENT_WAIT"})
+    task = uncategorized("MatMulV3", 20, 31, **{"Task Type": "AI_CORE"})
+    found = load_kernels.load(write(tmp_path / "trace.json", *waits, task))
+    assert len(found.table) == 1 and found.notes[0].startswith("not read: 20 events")
+
+
+def test_pairs_of_begin_and_end_beside_operators_are_counted(tmp_path):
+    pairs = [
+        {"ph": phase, "cat": "operator", "id": 1, "name": "pair", "pid": 1, "tid": 1, "ts": 1005}
+        for phase in "beBE"
+    ]
+    found = load_kernels.load(write(tmp_path / "trace.json", *launched(*CHAIN), *pairs))
+    assert found.notes == ("not read: 2 events with a begin and an end apart, such as pair",)
+
+
+def test_queues_of_an_xpu_are_streams(tmp_path):
+    queues = [
+        event("kernel", "gemm", 100 * i, 100 * i + 50, **{"sycl queue": f"0x{i % 2}"})
+        for i in range(4)
+    ]
+    lane = event("kernel", "gemm", 900, 950, "0x2")
+    found = load_kernels.load(write(tmp_path / "trace.json", *launched(*queues, lane)))
+    assert list(found.table.stream) == ["0x0", "0x1", "0x0", "0x1", "0x2"]
+
+
+def test_a_byte_order_mark_and_long_metadata_are_no_damage(tmp_path):
+    content = {"ranks": list(range(400_000)), "traceEvents": launched(*CHAIN)}
+    text = json.dumps(content)
+    (tmp_path / "trace.json").write_text(text, encoding="utf-8-sig")
+    assert text.index("traceEvents") > 2 * load_kernels.HEAD_BYTES
+    assert len(load_kernels.load(tmp_path / "trace.json").table) == 40
+    (tmp_path / "list.json").write_text(json.dumps(launched(*CHAIN)), encoding="utf-8-sig")
+    assert len(load_kernels.load(tmp_path / "list.json").table) == 40
 
 
 def test_an_early_launch_and_long_pauses_are_possible(tmp_path):

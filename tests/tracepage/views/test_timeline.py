@@ -124,3 +124,33 @@ def test_a_trace_of_another_program(tmp_path):
     (tmp_path / "other.json").write_text(json.dumps({"traceEvents": [*content[1:5], *wrong]}))
     [note] = load_kernels.load(tmp_path / "other.json", any_trace=True).notes
     assert note.startswith("Left out: 4 events "), "three damaged events, and one without an end"
+
+
+def test_asynchronous_events_are_drawn_by_their_id(tmp_path):
+    """As NCCL's profiler writes them: two collectives at a time, each with its network's part."""
+    ops = [(number, name, start) for number in (0, 1) for name, start in (("all", 0), ("net", 10))]
+    content = [
+        {"name": name, "cat": "COLL", "ph": phase, "id": number, "pid": 7, "tid": 1, "ts": ts}
+        for number, name, start in ops
+        for phase, ts in (("b", 50 * number + start), ("e", 50 * number + 300 - start))
+    ]
+    content.append({"ph": "X", "name": "other", "pid": 7, "tid": 1, "ts": 0, "dur": 3})
+    content += [{"ph": "e", "cat": "COLL", "name": "all", "id": 9, "pid": 7, "tid": 1, "ts": 9}]
+    (tmp_path / "trace.json").write_text(json.dumps(content))
+    source = load_kernels.load(tmp_path / "trace.json", any_trace=True)
+    sums = source.table.groupby("name").duration_ns.agg(["size", "sum"])
+    assert dict(sums["sum"]) == {"all": 600_000, "net": 560_000, "other": 3000}
+    assert list(sums["size"]) == [2, 2, 1]
+    assert source.notes == ("Left out: 1 event without a name, a time, a begin or an end.",)
+
+
+def test_pairs_of_a_thread_may_have_the_category_of_an_operator(tmp_path):
+    place = {"cat": "operator", "pid": 0, "tid": 3}
+    content = [
+        {"name": "Convolution", "ph": phase, "ts": 50 * i + start, **place}
+        for i in range(20)
+        for phase, start in (("B", 0), ("E", 30))
+    ]
+    (tmp_path / "trace.json").write_text(json.dumps(content))
+    table = load_kernels.load(tmp_path / "trace.json", any_trace=True).table
+    assert (len(table), table.duration_ns.sum()) == (20, 600_000)
