@@ -96,12 +96,14 @@ def make_trace(path: Path, events: Events) -> Trace:
     memory = [
         (event.start, *event.memory, event.span, event.phase) for event in host if event.memory
     ]
+    used = {event.thread[0] for event in events.device}
     return Trace(
         operators=pandas.DataFrame(map(_operator_row, operators), columns=OPERATOR_COLUMNS),
         kernels=pandas.DataFrame(kernels, columns=KERNEL_COLUMNS),
         memory=pandas.DataFrame(memory, columns=MEMORY_COLUMNS),
         steps=pandas.DataFrame(steps, columns=STEP_COLUMNS),
-        gpus=len({event.thread[0] for event in events.device}),
+        gpus=len(used),
+        devices=[device for device in events.devices if device.get("id") in used],
         host=host,
         notes=events.notes,
     )

@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from tracepage.readers.trace_events import Event
 
@@ -61,6 +62,8 @@ class Trace:
             kernel launched alone).
         memory: a row per allocation (bytes > 0) or release on `cpu` or `gpu`; `total_bytes` is what
             the allocator then has.
+        devices: the GPUs that ran kernels: `name`, `multiprocessors` and `memory` in bytes, as far
+            as the trace tells.
         steps: a row per ProfilerStep with operators in it, with its times on the host.
         host: the events of the host in order of start, from which the frames were made.
         notes: on events that were left out.
@@ -71,6 +74,7 @@ class Trace:
     memory: pandas.DataFrame
     steps: pandas.DataFrame
     gpus: int = 1
+    devices: list[dict[str, Any]] = field(default_factory=list)
     host: list[Event] = field(default_factory=list)
     notes: tuple[str, ...] = ()
 

@@ -40,6 +40,12 @@ LONGEST = 10**18  # ns, 30 years
 # one before it.
 ENCLOSED = 2
 MEMORY = ("Bytes", "Addr", "Total Allocated", "Device Type")
+DEVICE_PROPERTIES = {
+    "deviceProperties.item.id": "id",
+    "deviceProperties.item.name": "name",
+    "deviceProperties.item.numSms": "multiprocessors",
+    "deviceProperties.item.totalGlobalMem": "memory",
+}
 # What an event that lacks something, or holds what it cannot, raises.
 DAMAGED = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError)
 
@@ -88,6 +94,7 @@ class Events(NamedTuple):
     host: list[Event]  # In order of start, the outermost first; so is `device`.
     device: list[Event]
     notes: tuple[str, ...]  # On events that were left out.
+    devices: list[dict[str, Any]]  # See `read_devices`.
     # All events as they are in the file, where none is an operator of PyTorch or work of a GPU.
     others: list[Any] | None
 
@@ -112,6 +119,22 @@ def raw_events(path: Path) -> Iterator[Any]:
         files.read_json(path)  # Its error says where.
         reason = str(error).splitlines()[0]
         raise UsageError(f"{path} is not JSON or is cut off: {reason}") from error
+
+
+def read_devices(path: Path) -> list[dict[str, Any]]:
+    """The GPUs that a trace names before its events: `id`, `name`, `multiprocessors` and `memory`
+    in bytes, as far as it tells them.
+    """
+    devices: list[dict[str, Any]] = []
+    with files.opened(path) as file:
+        for place, event, value in ijson.parse(file):
+            if place in ("traceEvents", "item"):
+                break
+            if place == "deviceProperties.item" and event == "start_map":
+                devices.append({})
+            elif place in DEVICE_PROPERTIES:
+                devices[-1][DEVICE_PROPERTIES[place]] = value
+    return devices
 
 
 @functools.cache
@@ -172,7 +195,7 @@ def read_events(path: Path) -> Events:
         event.start -= origin
     host = [event for event in kept if event.kind not in DEVICE]
     device = [event for event in kept if event.kind in DEVICE]
-    return Events(host, device, tuple(notes), others)
+    return Events(host, device, tuple(notes), read_devices(path), others)
 
 
 def _event(record: dict[str, Any], event_kind: str, shared: dict[Any, Any]) -> Event | None:
