@@ -105,6 +105,7 @@ def make_trace(path: Path, events: Events) -> Trace:
         gpus=len(used),
         devices=[device for device in events.devices if device.get("id") in used],
         host=host,
+        frames=events.frames,
         notes=events.notes,
     )
 
@@ -207,7 +208,9 @@ def _join_kernels(
     """Rows of the kernels' frame; adds each kernel's time to the operator that launched it and to
     those around it.
     """
-    launches = {event.correlation: event for event in host if event.kind == "launch"}
+    launches = {
+        event.correlation: (row, event) for row, event in enumerate(host) if event.kind == "launch"
+    }
     launches.pop(None, None)
     rows: list[tuple] = []
     step = -1  # The step of the kernel before.
@@ -215,7 +218,7 @@ def _join_kernels(
         # Some profilers list copies and fills among the kernels.
         work = category(kernel.name) if kernel.kind == "kernel" else kernel.kind
         call = (kernel.name, work, kernel.start, kernel.duration, kernel.stream)
-        launch = launches.get(kernel.correlation)
+        row, launch = launches.get(kernel.correlation, (-1, None))
         if launch is None:
             if step >= 0 or kernel.correlation is None:
                 inside = (
@@ -224,7 +227,7 @@ def _join_kernels(
                     if start <= kernel.start < start + duration
                 )
                 step = next(inside, step)
-            rows.append((*call, "other", "other", step, UNKNOWN, [], UNKNOWN))
+            rows.append((*call, "other", "other", step, UNKNOWN, [], UNKNOWN, row, kernel.blocks))
             continue
         operator = launch.operator
         if operator:
@@ -240,7 +243,8 @@ def _join_kernels(
             phase = "other"
             graph = launch.start
         delay = kernel.start - launch.start
-        rows.append((*call, launch.span, phase, launch.step, delay, chain, graph))
+        place = (launch.span, phase, launch.step, delay, chain, graph)
+        rows.append((*call, *place, row, kernel.blocks))
         step = max(step, launch.step)
     return rows
 

@@ -7,6 +7,7 @@ counted.
 
 import functools
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ KINDS = {
     "kernel": re.compile(r"(\w+_)?kernel|mtia_ccp_events"),
     "memcpy": re.compile(r"(gpu_)?memcpy"),
     "memset": re.compile(r"(gpu_)?memset"),
+    "frame": re.compile(r"python_function"),
 }
 DEVICE = ("kernel", "memcpy", "memset")
 FAR = 1000  # See `_far`.
@@ -39,6 +41,7 @@ LONGEST = 10**18  # ns, 30 years
 # No kernel ends after that many later ones of its stream; one that was launched early overlaps the
 # one before it.
 ENCLOSED = 2
+FRAME_NS = 100_000  # A trace with stacks has millions of frames; shorter ones explain no wait.
 MEMORY = ("Bytes", "Addr", "Total Allocated", "Device Type")
 DEVICE_PROPERTIES = {
     "deviceProperties.item.id": "id",
@@ -53,7 +56,7 @@ DAMAGED = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError)
 @dataclass(eq=False, slots=True)
 class Event:
     """An operator, an annotation, a call of the GPU's runtime (kind `launch`), an allocation
-    (`memory`), or work of a GPU; times in ns.
+    (`memory`), a function of Python (`frame`), or work of a GPU; times in ns.
 
     The first fields are read, the others follow from the events around this one (see
     `chrome_trace`).
@@ -66,6 +69,7 @@ class Event:
     duration: int
     correlation: int | str | None = None  # The same for a launch and its work.
     stream: int | str | None = None
+    blocks: int = 0  # Of a kernel's grid; 0 where the trace does not tell.
     number: int | None = None  # An operator's sequence number.
     shapes: str = "[]"  # An operator's or annotation's inputs, as JSON.
     types: str = "[]"
@@ -93,6 +97,7 @@ class Events(NamedTuple):
 
     host: list[Event]  # In order of start, the outermost first; so is `device`.
     device: list[Event]
+    frames: list[Event]  # Functions of Python that take FRAME_NS or longer, in the same order.
     notes: tuple[str, ...]  # On events that were left out.
     devices: list[dict[str, Any]]  # See `read_devices`.
     # All events as they are in the file, where none is an operator of PyTorch or work of a GPU.
@@ -193,9 +198,10 @@ def read_events(path: Path) -> Events:
     origin = kept[0].start if kept else 0
     for event in kept:
         event.start -= origin
-    host = [event for event in kept if event.kind not in DEVICE]
+    frames = [event for event in kept if event.kind == "frame"]
+    host = [event for event in kept if event.kind not in (*DEVICE, "frame")]
     device = [event for event in kept if event.kind in DEVICE]
-    return Events(host, device, tuple(notes), read_devices(path), others)
+    return Events(host, device, frames, tuple(notes), read_devices(path), others)
 
 
 def _event(record: dict[str, Any], event_kind: str, shared: dict[Any, Any]) -> Event | None:
@@ -210,6 +216,8 @@ def _event(record: dict[str, Any], event_kind: str, shared: dict[Any, Any]) -> E
     duration = 0 if is_memory else nanoseconds(record["dur"])
     if not 0 <= duration < LONGEST:
         raise ValueError
+    if event_kind == "frame" and duration < FRAME_NS:
+        return None
     event = Event(
         event_kind,
         shared.setdefault(name, name),
@@ -231,6 +239,7 @@ def _event(record: dict[str, Any], event_kind: str, shared: dict[Any, Any]) -> E
     else:
         event.correlation = arguments.get("correlation")
         event.stream = arguments.get("stream")
+        event.blocks = math.prod(arguments.get("grid") or [0])
     hash((event.correlation, event.stream, event.number))  # TypeError: they are lists or objects.
     return event
 
