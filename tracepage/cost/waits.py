@@ -250,12 +250,12 @@ def _mark_saving(trace: Trace, kernels: pandas.DataFrame, moments: Moments) -> M
     """The same, where a run of copies to the host and the gaps beside it are `saving`, if the host
     is in no operator there for half as long as the copies take.
     """
-    to_host = (kernels.kind == ON_DEVICE.index("copy_to_host")).to_numpy()
-    for place in numpy.flatnonzero(kernels.kind == ON_DEVICE.index("synchronization")):
-        operator = trace.host[kernels.launch[place]].operator
-        to_host[place] = copy_cause(kernels.name[place]) == "copy_to_host" and not (
-            operator and OF_ONE_VALUE.match(operator.name)
-        )
+    to_host = numpy.zeros(len(kernels), dtype=bool)
+    for place in numpy.flatnonzero(kernels.kind > ON_DEVICE.index("copy_to_device")):
+        row = kernels.launch[place]
+        operator = trace.host[row].operator if row >= 0 else None
+        of_one_value = operator and OF_ONE_VALUE.match(operator.name)
+        to_host[place] = copy_cause(kernels.name[place]) == "copy_to_host" and not of_one_value
     causes = moments.causes.copy()
     culprits = moments.culprits.copy()
     kinds = moments.kinds.copy()
