@@ -117,8 +117,9 @@ class Intervals(NamedTuple):
         return numpy.searchsorted(self.times, times, side="right") - 1
 
     def pieces(self) -> numpy.ndarray:
-        """Numbers of what has one cause and event."""
-        return _numbers(self.codes, self.rows)
+        """The first place of each run of one cause and event, for each place."""
+        numbers = _numbers(self.codes, self.rows)
+        return numpy.searchsorted(numbers, numbers)
 
 
 class Stacks:
@@ -344,14 +345,16 @@ def _with_lines(host: Intervals, stacks: Stacks) -> Intervals:
     codes = host.codes.copy()
     if not stacks.frames:
         return host
-    pieces = _numbers(host.codes, host.rows)
-    ends = numpy.append(host.times[1:], host.times[-1])
-    for number in numpy.unique(pieces[host.codes == CODES["host"]]):
-        first, last = numpy.searchsorted(pieces, [number, number + 1])
-        names = stacks.names(max(host.times[first], 0), ends[last - 1])
+    pieces = host.pieces()
+    firsts = numpy.unique(pieces)
+    ends = numpy.append(firsts[1:], len(pieces) - 1)
+    for first, end in zip(firsts, ends, strict=True):
+        if codes[first] != CODES["host"]:
+            continue
+        names = stacks.names(max(host.times[first], 0), host.times[end])
         for cause, pattern in FRAMES.items():
             if any(map(pattern.search, names)):
-                codes[first:last] = CODES[cause]
+                codes[first:end] = CODES[cause]
     return host._replace(codes=codes)
 
 

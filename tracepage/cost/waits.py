@@ -43,7 +43,7 @@ from tracepage.cost.host_time import (
     own_line,
 )
 from tracepage.readers import kernel_names
-from tracepage.readers.source import Source
+from tracepage.readers.source import OTHER_TRACE, SERIALIZED_NOTE, Source
 from tracepage.readers.trace import Trace
 
 import numpy
@@ -75,6 +75,7 @@ ON_DEVICE = (
 IDLE = -1
 WORK = CODES["work"]
 UNKNOWN = CODES["unknown"]
+NO_HOST = "the file has no events of the host"
 DEVICE_CODES = numpy.array([CODES.get(kind, WORK) for kind in (*ON_DEVICE, IDLE)])
 COPIES = [CODES["copy_to_device"], CODES["copy_to_host"]]
 # What may be part of saving.
@@ -119,11 +120,13 @@ def attribute(source: Source | Trace) -> StepCauses | None:
     """The causes of a mean step, or of the whole time where a file marks no steps; None where no
     GPU works.
     """
-    trace = source if isinstance(source, Trace) else source.trace
-    if trace is None:
-        assert isinstance(source, Source)
-        return None if source.are_operators else _of_table(source)
-    return _of_trace(trace) if len(trace.kernels) else None
+    if isinstance(source, Trace):
+        return _of_trace(source) if len(source.kernels) else None
+    if source.trace is not None:
+        return attribute(source.trace)
+    if source.are_operators or source.kind == OTHER_TRACE:
+        return None
+    return _of_table(source)
 
 
 class Moments(NamedTuple):
@@ -132,7 +135,8 @@ class Moments(NamedTuple):
     starts: numpy.ndarray
     lengths: numpy.ndarray
     causes: numpy.ndarray  # Codes.
-    culprits: numpy.ndarray  # Rows of `Trace.host`; below 0 numbers of pieces of it in no event.
+    # Rows of `Trace.host`; -2 less the first place of a piece of the host's time in no event.
+    culprits: numpy.ndarray
     gaps: numpy.ndarray  # Numbers of the gaps; -1 where the device works.
     kinds: numpy.ndarray  # Places in ON_DEVICE, or IDLE.
 
@@ -152,25 +156,31 @@ def _of_trace(trace: Trace) -> StepCauses:
     gaps = _gaps(trace, moments, host, stacks)
     parts = _parts(kernels, moments, gaps, len(windows))
     step_ms = (windows[:, 1] - windows[:, 0]).mean() / 1e6
-    return StepCauses(step_ms, parts, _verdict(step_ms, parts, gaps), gaps)
+    verdict = _verdict(_whole(step_ms, bool(len(trace.steps))), step_ms, parts, gaps)
+    return StepCauses(step_ms, parts, verdict, gaps)
 
 
 def _kinds(trace: Trace, kernels: pandas.DataFrame, event_codes: numpy.ndarray) -> numpy.ndarray:
     """Places in ON_DEVICE."""
-    by_name = {}
-    for name, category in set(zip(kernels.name, kernels.category, strict=True)):
-        kind = kernel_names.kind(name)
-        if category != "kernel":
-            kind = copy_cause(name) or "copies"
-        by_name[name] = ON_DEVICE.index(kind)
-    kinds = kernels.name.map(by_name).to_numpy(copy=True)
+    kinds = _kinds_of_names(kernels)
     least = FILLED * max((gpu.get("multiprocessors", 0) for gpu in trace.devices), default=0)
     small = (kernels.blocks > 0) & (kernels.blocks < least)
     kinds[small & (kinds < len(KINDS))] = KINDS.index(SMALL)
     launched = kernels.launch.to_numpy()
-    waited = event_codes[launched] == CODES["synchronization"]
-    kinds[(launched >= 0) & waited & (kinds > len(KINDS))] = ON_DEVICE.index("synchronization")
+    waited = numpy.append(event_codes, 0)[launched] == CODES["synchronization"]
+    kinds[waited & (kinds > len(KINDS))] = ON_DEVICE.index("synchronization")
     return kinds
+
+
+def _kinds_of_names(table: pandas.DataFrame) -> numpy.ndarray:
+    """Places in ON_DEVICE, of calls with a name and a category."""
+    by_name = {}
+    for name, category in set(zip(table.name, table.category, strict=True)):
+        kind = kernel_names.kind(name)
+        if category != "kernel":
+            kind = copy_cause(name) or "copies"
+        by_name[name] = ON_DEVICE.index(kind)
+    return table.name.map(by_name).to_numpy(int, copy=True)
 
 
 def _device(kernels: pandas.DataFrame) -> tuple[numpy.ndarray, numpy.ndarray]:
@@ -375,13 +385,15 @@ def _place_of_event(
 
 
 def _place_of_piece(
-    trace: Trace, host: HostTime, stacks: Stacks, cause: str, piece: int
+    trace: Trace, host: HostTime, stacks: Stacks, cause: str, first: int
 ) -> tuple[str, str, str, str]:
-    """The same of a piece of the host's time that is in no event."""
-    times, _, rows, spans = host.intervals
-    if piece < 0 or cause == "unknown":
+    """The same of a piece of the host's time that is in no event, from its first place on."""
+    times, codes, rows, spans = host.intervals
+    if first < 0 or cause == "unknown":
         return "", "", "", "the trace does not tell"
-    first, last = numpy.searchsorted(host.intervals.pieces(), [piece, piece + 1])
+    last = first
+    while last < len(times) and (codes[last], rows[last]) == (codes[first], -1):
+        last += 1
     start = max(times[first], 0)
     end = times[min(last, len(times) - 1)]
     span = _span(trace, "", spans[host.intervals.at((start + end) / 2)])
@@ -408,93 +420,101 @@ def _parts(
     kernels: pandas.DataFrame, moments: Moments, gaps: pandas.DataFrame, steps: int
 ) -> list[Part]:
     """The parts of a mean step, the longest first."""
-    if (kernels.step >= 0).any():
-        kernels = kernels[kernels.step >= 0]
     works = moments.gaps < 0
-    ms = numpy.bincount(moments.kinds[works], moments.lengths[works], len(ON_DEVICE)) / steps / 1e6
-    counts = numpy.bincount(kernels.kind, minlength=len(ON_DEVICE)) / steps
-    parts: dict[tuple[str, str], Part] = {}
-    for place, kind in enumerate(ON_DEVICE):
-        if ms[place]:
-            cause = kind if kind in CODES else "work"
-            kind = "" if kind in CODES else kind
-            of_kind = kernels[kernels.kind == place]
-            where = _longest_kernel(of_kind) if len(of_kind) else ""
-            parts[cause, kind] = _part(cause, kind, ms[place], counts[place], where)
+    ns = numpy.bincount(moments.kinds[works], moments.lengths[works], len(ON_DEVICE))
+    chosen = kernels[kernels.step >= 0] if (kernels.step >= 0).any() else kernels
+    parts = _device_parts(chosen.assign(calls=1), ns, steps)
     between = ~works & (moments.causes == WORK)
     if between.any():
-        total = moments.lengths[between].sum() / steps / 1e6
+        ms = moments.lengths[between].sum() / steps / 1e6
         count = len(numpy.unique(moments.gaps[between])) / steps
         where = "the next kernel had been launched"
-        parts["work", BETWEEN] = _part("work", BETWEEN, total, count, where)
+        parts["work", BETWEEN] = _part("work", BETWEEN, ms, count, where)
     for cause, rows in gaps.groupby("cause", sort=False):
-        by_gap = cause in ("launches", "unknown")
-        count = (rows.gap if by_gap else rows.culprit).nunique() / steps
-        total = rows.duration_ns.sum() / steps / 1e6
+        count = single_waits(rows).ngroups / steps
+        ms = rows.duration_ns.sum() / steps / 1e6
         part = parts.get((cause, ""))
         if part:
-            total += part["ms"]
+            ms += part["ms"]
             count = max(count, part["count"])
-        parts[cause, ""] = _part(cause, "", total, count, _longest_place(rows))
+        parts[cause, ""] = _part(cause, "", ms, count, _longest(rows["where"], rows.duration_ns))
     return sorted(parts.values(), key=lambda part: -part["ms"])
+
+
+def _device_parts(
+    calls: pandas.DataFrame, ns: numpy.ndarray, steps: int
+) -> dict[tuple[str, str], Part]:
+    """The parts of the time in which something runs, by cause and kind."""
+    parts = {}
+    for place, kind in enumerate(ON_DEVICE):
+        if not ns[place]:
+            continue
+        cause, kind = (kind, "") if kind in CODES else ("work", kind)
+        rows = calls[calls.kind == place]
+        where = _longest(rows.name, rows.duration_ns)
+        count = rows.calls.sum() / steps
+        parts[cause, kind] = _part(cause, kind, ns[place] / steps / 1e6, count, where)
+    return parts
 
 
 def _part(cause: str, kind: str, ms: float, count: float, where: str) -> Part:
     return {"cause": cause, "kind": kind, "ms": float(ms), "count": float(count), "where": where}
 
 
-def _longest_kernel(kernels: pandas.DataFrame) -> str:
-    times = kernels.duration_ns.groupby(kernels.name).sum()
+def _longest(names: pandas.Series, durations: pandas.Series) -> str:
+    """The name that takes longest, and its share."""
+    times = durations.groupby(names).sum()
+    if times.empty:
+        return ""
     return f"{kernel_names.short_name(times.idxmax())} ({_share(times.max() / times.sum())})"
-
-
-def _longest_place(gaps: pandas.DataFrame) -> str:
-    times = gaps.duration_ns.groupby(gaps["where"]).sum()
-    return f"{times.idxmax()} ({_share(times.max() / times.sum())})"
 
 
 def _share(part: float) -> str:
     return f"{100 * part:.0f} %"
 
 
-def _verdict(step_ms: float, parts: list[Part], gaps: pandas.DataFrame | None = None) -> Verdict:
-    """The largest part that can be removed, and what people do about it."""
+def single_waits(gaps: pandas.DataFrame) -> Any:
+    """Rows of one cause by the wait that they belong to; each gap of launches is one."""
+    by_gap = gaps.cause.isin(("launches", "unknown"))
+    return gaps.groupby(gaps.culprit.where(~by_gap, gaps.gap))
+
+
+def _verdict(whole: str, step_ms: float, parts: list[Part], gaps: pandas.DataFrame) -> Verdict:
+    """The largest part that can be removed, and what people do about it. `whole` is the step in
+    words.
+    """
     removable = [part for part in parts if part["cause"] != "work"]
     large = [part for part in removable if part["ms"] >= REMOVABLE * step_ms]
     if not large:
-        return _work_verdict(step_ms, parts)
+        return _work_verdict(whole, step_ms, parts)
     part, *others = large
     cause = part["cause"]
     ms = part["ms"]
+    count = part["count"]
     gain = step_ms / (step_ms - ms) if ms < step_ms else float("inf")
     about, cure = wait_words.WORDS[cause]
-    count = part["count"]
-    times = f"{count:,.0f}" if count >= 10 else f"{count:.2g}"
-    sentence = (
-        f"{about}: {ms:.3g} ms of a step of {step_ms:.3g} ms ({_share(ms / step_ms)}), "
-        f"{times} a step."
-    )
-    if part["where"]:
-        sentence += f" Most of it: {part['where']}."
-    if gaps is not None:
-        chosen = gaps[gaps.cause == cause]
-        waits = chosen.duration_ns.groupby(chosen.gap if cause == "launches" else chosen.culprit)
-        longest = waits.sum().nlargest(3) / 1e6
-        if len(longest):
-            sentence += f" The longest took {', '.join(f'{time:.3g}' for time in longest)} ms."
-    sentence += f" Without this a step is at most {gain:.2f} times as fast. {cure}"
+    sentence = f"{about}: {ms:.3g} ms of {whole} ({_share(ms / step_ms)})"
+    if count:
+        number = f"{count:,.0f}" if count >= 10 else f"{count:.2g}"
+        sentence += f", in {number} {'wait' if number == '1' else 'waits'}"
+    sentence += f": {part['where']}."
+    chosen = gaps[gaps.cause == cause]
+    if len(chosen):
+        longest = single_waits(chosen).duration_ns.sum().nlargest(3) / 1e6
+        sentence += f" The longest took {', '.join(f'{time:.3g}' for time in longest)} ms."
+    sentence += f" Without it, at most {gain:.2f} times as fast. {cure}"
     if others:
         more = [f"{other['cause'].replace('_', ' ')} {other['ms']:.3g} ms" for other in others]
         sentence += f" Next: {', '.join(more)}."
     return {"cause": cause, "ms": ms, "gain": gain, "sentence": sentence}
 
 
-def _work_verdict(step_ms: float, parts: list[Part]) -> Verdict:
+def _work_verdict(whole: str, step_ms: float, parts: list[Part]) -> Verdict:
     work = [part for part in parts if part["cause"] == "work"]
     ms = sum(part["ms"] for part in work)
     largest = work[0]
     sentence = (
-        f"The GPU works for {_share(ms / step_ms)} of a step of {step_ms:.3g} ms. Most of it is "
+        f"The GPU works for {_share(ms / step_ms)} of {whole}. Most of it is "
         f"{largest['kind']}: {largest['ms']:.3g} ms ({_share(largest['ms'] / step_ms)}), "
         f"{largest['where']}. {wait_words.WORK[largest['kind']]}"
     )
@@ -503,4 +523,36 @@ def _work_verdict(step_ms: float, parts: list[Part]) -> Verdict:
 
 def _of_table(source: Source) -> StepCauses:
     """Kinds of work, and gaps of which the file tells no cause."""
-    ...
+    calls = source.table.assign(kind=_kinds_of_names(source.table))
+    steps = source.steps or 1
+    gaps = pandas.DataFrame(columns=[*GAP_COLUMNS, "culprit", "gap"])
+    profile = source.profile
+    if calls.start_ns.notna().all() and SERIALIZED_NOTE not in source.notes:
+        times, runs = _device(calls)
+        lengths = numpy.diff(times)[1:]
+        runs = runs[1:-1]
+        ns = numpy.bincount(runs[runs >= 0], lengths[runs >= 0], len(ON_DEVICE))
+        whole_ns = lengths.sum()
+        idle = runs == IDLE
+        gaps = gaps.assign(start_ns=times[1:-1][idle], duration_ns=lengths[idle])
+        gaps = gaps.assign(cause="unknown", operator="", span="", line="", where=NO_HOST)
+        gaps = gaps.assign(culprit=-1, gap=numpy.arange(len(gaps)))
+    else:
+        ns = numpy.bincount(calls.kind, calls.duration_ns, len(ON_DEVICE))
+        whole_ns = ns.sum()
+        if profile and not profile["attention_only"]:
+            # Kernels that overlap count once.
+            ns *= 1e3 * profile["device_busy_us"] / whole_ns
+            whole_ns = 1e3 * sum(profile["step_us"])
+    parts = list(_device_parts(calls, ns, steps).values())
+    idle_ms = (whole_ns - ns.sum()) / steps / 1e6
+    if idle_ms > 0:
+        parts.append(_part("unknown", "", idle_ms, len(gaps) / steps, NO_HOST))
+    parts.sort(key=lambda part: -part["ms"])
+    step_ms = whole_ns / steps / 1e6
+    verdict = _verdict(_whole(step_ms, bool(source.steps)), step_ms, parts, gaps)
+    return StepCauses(step_ms, parts, verdict, gaps)
+
+
+def _whole(step_ms: float, stepped: bool) -> str:
+    return f"a step of {step_ms:.3g} ms" if stepped else f"the {step_ms:.3g} ms in the file"
