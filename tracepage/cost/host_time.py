@@ -198,8 +198,9 @@ def host_time(trace: Trace, stacks: Stacks) -> HostTime:
     ]
     calls = [trace.host[row] for row in launches if trace.host[row].thread in number]
     ends = numpy.maximum.accumulate([call.end for call in calls])
+    end = max(event.end for event in trace.host)
     merged = _merge(states, ends, numpy.array([number[call.thread] for call in calls]))
-    return HostTime(_with_lines(_with_causes(merged), stacks), codes, spans)
+    return HostTime(_with_lines(_with_causes(merged, end), stacks), codes, spans)
 
 
 def _known_calls(trace: Trace) -> dict[int, int]:
@@ -318,9 +319,9 @@ def _merge(threads: list[Intervals], ends: numpy.ndarray, launching: numpy.ndarr
     return _intervals(numpy.stack([times, codes, rows, spans], axis=1))
 
 
-def _with_causes(host: Intervals) -> Intervals:
-    """Each stretch between launches gets its cause."""
-    lengths = numpy.diff(host.times, append=host.times[-1])
+def _with_causes(host: Intervals, end: int) -> Intervals:
+    """Each stretch between launches gets its cause; `end` is that of the trace."""
+    lengths = numpy.diff(host.times, append=end)
     lengths[0] = max(host.times[1], 0)  # The first event of a trace is at 0.
     free = host.codes < 0
     stretch = _numbers(free)

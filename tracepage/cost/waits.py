@@ -26,6 +26,7 @@ Removing a cause can reveal another wait, so a gain is a bound: step / (step - p
 adds time to each operator and launch, so undisturbed steps wait less for the host.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tracepage.cost import wait_words
@@ -76,7 +77,8 @@ IDLE = -1
 WORK = CODES["work"]
 UNKNOWN = CODES["unknown"]
 NO_HOST = "the file has no events of the host"
-DEVICE_CODES = numpy.array([CODES.get(kind, WORK) for kind in (*ON_DEVICE, IDLE)])
+# The last place is that of IDLE.
+DEVICE_CODES = numpy.array([*(CODES.get(kind, WORK) for kind in ON_DEVICE), WORK])
 COPIES = [CODES["copy_to_device"], CODES["copy_to_host"]]
 # What may be part of saving.
 OF_SAVING = [CODES[cause] for cause in ("copy_to_host", "synchronization", "host", "launches")]
@@ -143,10 +145,8 @@ class Moments(NamedTuple):
 
 def _of_trace(trace: Trace) -> StepCauses:
     kernels = trace.kernels.sort_values("start_ns", kind="stable").reset_index(drop=True)
-    times = trace.step_times()
-    if not times:
-        ends = kernels.start_ns + kernels.duration_ns
-        times = [(kernels.start_ns.min(), ends.max())]
+    ends = kernels.start_ns + kernels.duration_ns
+    times = trace.step_times() or [(kernels.start_ns.min(), ends.max())]
     windows = numpy.array(times, dtype=float)
     stacks = Stacks(trace.frames)
     host = host_time(trace, stacks)
@@ -154,7 +154,8 @@ def _of_trace(trace: Trace) -> StepCauses:
     moments = _moments(trace, kernels, host, windows)
     moments = _pay_debts(_mark_saving(trace, kernels, moments))
     gaps = _gaps(trace, moments, host, stacks)
-    parts = _parts(kernels, moments, gaps, len(windows))
+    ran = (kernels.start_ns < windows.max()) & (ends > windows.min())
+    parts = _parts(kernels[ran], moments, gaps, len(windows))
     step_ms = (windows[:, 1] - windows[:, 0]).mean() / 1e6
     verdict = _verdict(_whole(step_ms, bool(len(trace.steps))), step_ms, parts, gaps)
     return StepCauses(step_ms, parts, verdict, gaps)
@@ -210,8 +211,8 @@ def _moments(
     call_starts = numpy.array([event.start for event in trace.host] + [numpy.inf])
     call_ends = numpy.array([event.end for event in trace.host] + [numpy.inf])
     launch = kernels.launch.to_numpy()
-    bounds = [device_times, host.times, windows.ravel(), call_starts[launch]]
-    bounds = numpy.unique(numpy.concatenate(bounds))
+    changes = (device_times, host.times, windows.ravel(), call_starts[launch])
+    bounds = numpy.unique(numpy.concatenate(changes))
     bounds = bounds[(bounds >= windows.min()) & (bounds <= windows.max())]
     starts = bounds[:-1]
     lengths = numpy.diff(bounds)
@@ -258,7 +259,7 @@ def _joined(moments: Moments) -> Moments:
 
 def _mark_saving(trace: Trace, kernels: pandas.DataFrame, moments: Moments) -> Moments:
     """The same, where a run of copies to the host and the gaps beside it are `saving`, if the host
-    is in no operator there for half as long as the copies take.
+    is in no operator there for half as long as the copies take; these kernels get that kind.
     """
     to_host = numpy.zeros(len(kernels), dtype=bool)
     for place in numpy.flatnonzero(kernels.kind > ON_DEVICE.index("copy_to_device")):
@@ -289,6 +290,7 @@ def _mark_saving(trace: Trace, kernels: pandas.DataFrame, moments: Moments) -> M
             causes[inside][of_saving] = CODES["saving"]
             culprits[inside][of_saving] = call
             kinds[inside][copying] = ON_DEVICE.index("saving")
+            kernels.loc[copy : after - 1, "kind"] = ON_DEVICE.index("saving")
     return moments._replace(causes=causes, culprits=culprits, kinds=kinds)
 
 
@@ -335,11 +337,11 @@ def _pay_debts(moments: Moments) -> Moments:
             follows = drained if drained[0] == gap else (gap, cause, culprit)
             pieces.append((start, length, *follows[1:], gap, IDLE))
     new = numpy.array(pieces).reshape(-1, len(Moments._fields)).T
-    columns = [
+    joined = [
         numpy.append(column[~launches], more) for column, more in zip(moments, new, strict=True)
     ]
-    order = numpy.argsort(columns[0], kind="stable")
-    starts, lengths, *codes = (column[order] for column in columns)
+    order = numpy.argsort(joined[0], kind="stable")
+    starts, lengths, *codes = (column[order] for column in joined)
     return Moments(starts, lengths, *(column.astype(int) for column in codes))
 
 
@@ -422,15 +424,15 @@ def _parts(
     """The parts of a mean step, the longest first."""
     works = moments.gaps < 0
     ns = numpy.bincount(moments.kinds[works], moments.lengths[works], len(ON_DEVICE))
-    chosen = kernels[kernels.step >= 0] if (kernels.step >= 0).any() else kernels
-    parts = _device_parts(chosen.assign(calls=1), ns, steps)
+    parts = _device_parts(kernels.assign(calls=1), ns, steps)
     between = ~works & (moments.causes == WORK)
     if between.any():
         ms = moments.lengths[between].sum() / steps / 1e6
         count = len(numpy.unique(moments.gaps[between])) / steps
         where = "the next kernel had been launched"
         parts["work", BETWEEN] = _part("work", BETWEEN, ms, count, where)
-    for cause, rows in gaps.groupby("cause", sort=False):
+    for cause in gaps.cause.unique():
+        rows = gaps[gaps.cause == cause]
         count = single_waits(rows).ngroups / steps
         ms = rows.duration_ns.sum() / steps / 1e6
         part = parts.get((cause, ""))
@@ -451,7 +453,7 @@ def _device_parts(
             continue
         cause, kind = (kind, "") if kind in CODES else ("work", kind)
         rows = calls[calls.kind == place]
-        where = _longest(rows.name, rows.duration_ns)
+        where = _longest(rows.name, rows.duration_ns, kernel_names.short_name)
         count = rows.calls.sum() / steps
         parts[cause, kind] = _part(cause, kind, ns[place] / steps / 1e6, count, where)
     return parts
@@ -461,12 +463,12 @@ def _part(cause: str, kind: str, ms: float, count: float, where: str) -> Part:
     return {"cause": cause, "kind": kind, "ms": float(ms), "count": float(count), "where": where}
 
 
-def _longest(names: pandas.Series, durations: pandas.Series) -> str:
+def _longest(
+    names: pandas.Series, durations: pandas.Series, shorten: Callable[[str], str] = str
+) -> str:
     """The name that takes longest, and its share."""
     times = durations.groupby(names).sum()
-    if times.empty:
-        return ""
-    return f"{kernel_names.short_name(times.idxmax())} ({_share(times.max() / times.sum())})"
+    return f"{shorten(str(times.idxmax()))} ({_share(times.max() / times.sum())})"
 
 
 def _share(part: float) -> str:
