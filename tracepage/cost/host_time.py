@@ -56,13 +56,15 @@ CLOCKS_NS = 10_000  # The clocks of host and device differ by less.
 WAIT_NS = 1_000_000  # A collective that takes longer on the host waits in it.
 THREADS = 8  # Those that launch most kernels.
 
-# Calls of the runtime of NVIDIA (cuda, cu) and AMD (hip).
+# Calls of the runtime of NVIDIA (cuda, cu), AMD (hip) and Intel (ur, pi).
 CALLS = {
     "allocation": re.compile(
         r"(cuda|cu|hip)(Malloc|Free|HostAlloc|HostFree|HostMalloc|HostRegister|HostUnregister"
         r"|Mem(Alloc|Free|Create|Map|Unmap|Release|SetAccess|AddressReserve))"
     ),
-    "synchronization": re.compile(r"(cuda|cu|hip)(Device|Stream|Event|Ctx)Synchronize"),
+    "synchronization": re.compile(
+        r"(cuda|cu|hip)(Device|Stream|Event|Ctx)Synchronize|(ur|pi)(EventWait|EventsWait|QueueFinish)"
+    ),
     "compilation": re.compile(
         r"(cuda|cu|hip)(Module|Library)Load|(cuda|cu|hip)GraphInstantiate|hiprtc|nvrtc"
     ),
@@ -255,7 +257,7 @@ def _thread_intervals(
         if not whole:
             key = (event.kind, event.name)
             if key not in by_name:
-                by_name[key] = _code(event)
+                by_name[key] = named_code(event)
             named = known.get(row, by_name[key])
             if named == CODES["communication"] and event.duration < WAIT_NS:
                 named = OPERATOR if event.kind == "operator" else NOTHING
@@ -287,7 +289,7 @@ def _intervals(changes: numpy.ndarray) -> Intervals:
     return Intervals(times, *(column.astype(int) for column in columns))
 
 
-def _code(event: Event) -> int:
+def named_code(event: Event) -> int:
     """What the name of an event tells; NOTHING if that is what it is in."""
     patterns = CALLS if event.kind == "launch" else NAMES[event.kind]
     for cause, pattern in patterns.items():

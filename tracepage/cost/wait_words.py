@@ -70,3 +70,9 @@ WORK = {
     "between kernels": "The GPU passes from one short kernel to the next: fuse them.",
     "other": "No kind of work is known for these kernels.",
 }
+# How far the profiler disturbs; {} is the number of launches in a step.
+OF_PROFILER = " The profiler slows each of {:,.0f} launches: without it, the host is late less."
+SLOWED = ("launches", "synchronization", "cpu_operators", "host")
+GRAPHS = " Some kernels are launched as graphs already: capture more of the step in them."
+# Operators that bring data to the device.
+COPYING = ("aten::to", "aten::_to_copy", "aten::copy_", "aten::pin_memory")

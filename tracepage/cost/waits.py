@@ -158,6 +158,11 @@ def _of_trace(trace: Trace) -> StepCauses:
     parts = _parts(kernels[ran], moments, gaps, len(windows))
     step_ms = (windows[:, 1] - windows[:, 0]).mean() / 1e6
     verdict = _verdict(_whole(step_ms, bool(len(trace.steps))), step_ms, parts, gaps)
+    if verdict["cause"] in wait_words.SLOWED:
+        launches = kernels[ran & (kernels.launch >= 0)].launch.nunique() / len(windows)
+        verdict["sentence"] += wait_words.OF_PROFILER.format(launches)
+    if verdict["cause"] == "launches" and kernels.graph.notna().any():
+        verdict["sentence"] += wait_words.GRAPHS
     return StepCauses(step_ms, parts, verdict, gaps)
 
 
@@ -402,7 +407,10 @@ def _place_of_piece(
     line = own_line(stacks.names(start, end))
     before = trace.host[rows[first - 1]].name if first and rows[first - 1] >= 0 else "the start"
     after = trace.host[rows[last]].name if last < len(rows) and rows[last] >= 0 else "the end"
-    return "", span, line, _where(f"in no operator between {before} and {after}", span, line)
+    words = f"in no operator between {before} and {after}"
+    if after in wait_words.COPYING:
+        words += " (it copies: perhaps the host loaded input)"
+    return "", span, line, _where(words, span, line)
 
 
 def _span(trace: Trace, span: str, annotation: int) -> str:
