@@ -11,10 +11,10 @@ decides:
 - everything else is in an operator, or in none.
 
 Between two launches a host is always a little while in operators and in Python, which belongs to
-launching. A stretch without a launch is something of its own if it takes LONGER times the median
-of such stretches, and LEAST_NS. Then each part of it that is in no operator and takes as long
-is `host`, each operator that takes as long is `cpu_operators`, and so is the rest if operators fill
-half of it.
+launching. A stretch without a launch is something of its own if it takes LONGER times the median of
+such stretches, but LEAST_NS at least and MOST_NS at most. Then each part of it that is in no
+operator and takes as long is `host`, and each operator that takes as long is `cpu_operators`. So is
+the rest if operators fill FILLED of it, as Python between them prepares them.
 """
 
 import re
@@ -50,7 +50,9 @@ LAUNCHES = CODES["launches"]
 NOTHING = -1
 OPERATOR = -2
 LEAST_NS = 100_000
+MOST_NS = 500_000
 LONGER = 10
+FILLED = 0.25
 LOAD_NS = 1_000_000  # The first launch of a kernel that takes longer loads its code.
 CLOCKS_NS = 10_000  # The clocks of host and device differ by less.
 WAIT_NS = 1_000_000  # A collective that takes longer on the host waits in it.
@@ -220,7 +222,8 @@ def _known_calls(trace: Trace) -> dict[int, int]:
     for row, name, start, duration in zip(*columns, strict=True):
         call = trace.host[row]
         cause = copy_cause(name)
-        if cause and "Pinned" not in name and start + duration <= call.end + CLOCKS_NS:
+        at_once = "Pinned" in name and "Async" in call.name
+        if cause and not at_once and start + duration <= call.end + CLOCKS_NS:
             long = duration >= call.duration / 2
             known[row] = CODES[cause if long else "synchronization"]
     return known
@@ -328,7 +331,8 @@ def _with_causes(host: Intervals, end: int) -> Intervals:
     free = host.codes < 0
     stretch = _numbers(free)
     in_stretch = numpy.bincount(stretch, lengths)[numpy.unique(stretch[free])]
-    longest = max(LEAST_NS, LONGER * numpy.median(in_stretch)) if free.any() else LEAST_NS
+    median = numpy.median(in_stretch) if free.any() else 0
+    longest = min(max(LEAST_NS, LONGER * median), MOST_NS)
     codes = host.codes.copy()
     piece = _numbers(host.codes, host.rows)
     long = free & (numpy.bincount(piece, lengths)[piece] >= longest)
@@ -338,7 +342,7 @@ def _with_causes(host: Intervals, end: int) -> Intervals:
     part = _numbers(rest)
     whole = numpy.bincount(part, lengths)[part]
     in_operators = numpy.bincount(part, lengths * (host.codes == OPERATOR))[part]
-    working = numpy.where(in_operators >= whole / 2, CODES["cpu_operators"], CODES["host"])
+    working = numpy.where(in_operators >= FILLED * whole, CODES["cpu_operators"], CODES["host"])
     codes[rest] = numpy.where(whole < longest, LAUNCHES, working)[rest]
     return host._replace(codes=codes)
 

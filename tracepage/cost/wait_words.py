@@ -73,6 +73,10 @@ WORK = {
 # How far the profiler disturbs; {} is the number of launches in a step.
 OF_PROFILER = " The profiler slows each of {:,.0f} launches: without it, the host is late less."
 SLOWED = ("launches", "synchronization", "cpu_operators", "host")
-GRAPHS = " Some kernels are launched as graphs already: capture more of the step in them."
+# The cure of launches where a trace has graphs.
+GRAPHS = (
+    "Kernels are launched as graphs already: put more of the step into them, or give each kernel "
+    "more work (a larger batch)."
+)
 # Operators that bring data to the device.
 COPYING = ("aten::to", "aten::_to_copy", "aten::copy_", "aten::pin_memory")

@@ -26,6 +26,7 @@ Removing a cause can reveal another wait, so a gain is a bound: step / (step - p
 adds time to each operator and launch, so undisturbed steps wait less for the host.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -85,6 +86,8 @@ OF_SAVING = [CODES[cause] for cause in ("copy_to_host", "synchronization", "host
 FILLED = 0.5  # A share of the multiprocessors.
 QUEUED_NS = 50_000
 SAVED_COPIES = 8
+LONELY = 4
+HASH = re.compile(r" \w{40,}")  # In the names of compiled graphs.
 REMOVABLE = 0.1  # A share of the step.
 
 
@@ -162,7 +165,8 @@ def _of_trace(trace: Trace) -> StepCauses:
         launches = kernels[ran & (kernels.launch >= 0)].launch.nunique() / len(windows)
         verdict["sentence"] += wait_words.OF_PROFILER.format(launches)
     if verdict["cause"] == "launches" and kernels.graph.notna().any():
-        verdict["sentence"] += wait_words.GRAPHS
+        cure = wait_words.WORDS["launches"][1]
+        verdict["sentence"] = verdict["sentence"].replace(cure, wait_words.GRAPHS)
     return StepCauses(step_ms, parts, verdict, gaps)
 
 
@@ -264,7 +268,8 @@ def _joined(moments: Moments) -> Moments:
 
 def _mark_saving(trace: Trace, kernels: pandas.DataFrame, moments: Moments) -> Moments:
     """The same, where a run of copies to the host and the gaps beside it are `saving`, if the host
-    is in no operator there for half as long as the copies take; these kernels get that kind.
+    is in no operator there for half as long as the copies take, and for LONELY times as long as in
+    operators; these kernels get that kind.
     """
     to_host = numpy.zeros(len(kernels), dtype=bool)
     for place in numpy.flatnonzero(kernels.kind > ON_DEVICE.index("copy_to_device")):
@@ -288,9 +293,11 @@ def _mark_saving(trace: Trace, kernels: pandas.DataFrame, moments: Moments) -> M
         lengths = moments.lengths[inside]
         copying = kinds[inside] > ON_DEVICE.index("copy_to_device")
         idle = kinds[inside] == IDLE
-        alone = lengths[idle & (causes[inside] == CODES["host"])].sum()
-        working = lengths[idle & (causes[inside] == CODES["cpu_operators"])].sum()
-        if alone > max(lengths[copying].sum() / 2, working, LEAST_NS):
+        working = idle & numpy.isin(causes[inside], [CODES["host"], CODES["cpu_operators"]])
+        in_operators = culprits[inside] >= 0
+        alone = lengths[working & ~in_operators].sum()
+        most = LONELY * lengths[working & in_operators].sum()
+        if alone > max(lengths[copying].sum() / 2, most, LEAST_NS):
             of_saving = numpy.isin(causes[inside], OF_SAVING)
             causes[inside][of_saving] = CODES["saving"]
             culprits[inside][of_saving] = call
@@ -416,7 +423,8 @@ def _place_of_piece(
 def _span(trace: Trace, span: str, annotation: int) -> str:
     """The span of the model, or the annotation around it."""
     if span in ("", "other"):
-        return trace.host[annotation].name if annotation >= 0 else ""
+        name = trace.host[annotation].name if annotation >= 0 else ""
+        return HASH.sub("", name)
     return span
 
 

@@ -3,6 +3,7 @@ without a fault is known.
 """
 
 import json
+from pathlib import Path
 
 from tests.small_traces import event
 from tracepage.cost import waits
@@ -12,6 +13,7 @@ from tracepage.readers.source import make_source
 import pandas
 import pytest
 
+RESULTS = Path(__file__).parents[3] / "results"
 STEPS = 3
 FAULT = 20_000  # us
 MAIN, BACKWARD = 1, 2
@@ -66,14 +68,17 @@ class Program:
         self.device = start + us
 
     def copy(self, us, name="Memcpy HtoD (Pageable -> Device)", operator="aten::copy_"):
-        """A copy of which the host waits for the end."""
+        """A copy of which the host waits for the end: in its call, or after it if memory is pinned."""
         self.correlation += 1
         begin = self.host
         start = max(self.device, begin + 10)
         end = start + us + 5
+        returned = begin + 10 if "Pinned" in name else end - 1
         call = f"{self.prefix}Memcpy{'Async' if self.prefix == 'cuda' else 'WithStream'}"
         self.add("cpu_op", operator, begin, end)
-        self.add("cuda_runtime", call, begin + 5, end - 1, correlation=self.correlation)
+        self.add("cuda_runtime", call, begin + 5, returned, correlation=self.correlation)
+        if returned < end - 1:
+            self.add("cuda_runtime", f"{self.prefix}StreamSynchronize", returned, end)
         self.run("gpu_memcpy", name, start, us)
         self.host = end
 
@@ -360,3 +365,65 @@ def test_a_file_without_events_of_the_host_names_no_cause(tmp_path):
 
 def test_a_cpu_has_no_causes(tmp_path, cpu_trace):
     assert waits.attribute(load_kernels.load(cpu_trace)) is None
+
+
+def test_an_optimizer_on_the_cpu_is_no_checkpoint(tmp_path):
+    """It copies gradients to the host, too, but then works in operators, with Python between."""
+
+    def step(program):
+        program.work()
+        for _ in range(20):
+            program.copy(50, "Memcpy DtoH (Device -> Pageable)")
+        program.python(500)
+        for _ in range(300):
+            program.operator("aten::mul_", 15)
+            program.python(20)
+        program.copy(50)
+
+    causes = attribute(tmp_path, step)
+    assert causes.verdict["cause"] == "cpu_operators"
+    assert "saving" not in parts(causes)
+
+
+def test_the_host_has_no_part_in_gaps_between_the_kernels_of_a_graph(tmp_path):
+    def step(program):
+        program.operator("aten::empty", 1)
+        program.correlation += 1
+        program.add(
+            "cuda_runtime",
+            "cudaGraphLaunch",
+            program.host,
+            program.host + 50,
+            correlation=program.correlation,
+        )
+        start = max(program.device, program.host + 40)
+        for _ in range(100):
+            program.run("kernel", "gemm", start, 8)
+            start = program.device + 2
+        program.host = program.device
+        program.python(1_000)
+
+    causes = attribute(tmp_path, step)
+    ms = {part["kind"] or part["cause"]: part["ms"] for part in causes.parts}
+    assert ms["between kernels"] == pytest.approx(0.198, abs=0.02)
+    assert ms["host"] == pytest.approx(1 + 0.04, abs=0.02)
+    assert causes.verdict["cause"] == "host"
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("h200/traces/v2_compile_small.json.gz", "launches"),
+        ("h200/traces/v3_small.json.gz", "launches"),
+        ("h200/traces/v4_small.json.gz", "work"),
+        ("h200x2/traces/v4_medium.json.gz", "work"),
+        ("h100/v1_medium_profile.json.gz", "work"),
+        ("h100/v1_tiny_profile.json.gz", "unknown"),
+    ],
+)
+def test_recorded_steps_have_one_cause_a_moment(name, cause):
+    causes = waits.attribute(load_kernels.load(RESULTS / name))
+    assert sum(part["ms"] for part in causes.parts) == pytest.approx(causes.step_ms, rel=1e-3)
+    assert causes.verdict["cause"] == cause
+    assert {part["cause"] for part in causes.parts} <= set(waits.CAUSES)
+    assert causes.gaps.duration_ns.sum() <= 1e6 * causes.step_ms * STEPS
