@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tracepage.causes.waits import StepCauses
 from tracepage.cost.optimization_targets import mean_step
-from tracepage.cost.waits import StepCauses
 from tracepage.errors import UsageError
 from tracepage.readers import chrome_trace, load_kernels, pytorch
 from tracepage.readers.source import OTHER_TRACE, Source

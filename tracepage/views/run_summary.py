@@ -16,7 +16,7 @@ Of two files it has `runs`, a list of both, and `changes`: part, before_ms, afte
 from collections.abc import Sequence
 from typing import Any
 
-from tracepage.cost.waits import StepCauses
+from tracepage.causes.waits import StepCauses
 from tracepage.errors import UsageError
 from tracepage.readers.source import OTHER_TRACE, Source
 from tracepage.show.report import Report

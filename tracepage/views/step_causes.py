@@ -6,8 +6,8 @@ the host's.
 
 from typing import Any
 
-from tracepage.cost import waits
-from tracepage.cost.waits import Part, StepCauses, Verdict
+from tracepage.causes import waits
+from tracepage.causes.waits import Part, StepCauses, Verdict
 from tracepage.readers import kernel_names
 from tracepage.readers.source import Source
 from tracepage.readers.trace import Trace

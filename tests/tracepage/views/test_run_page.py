@@ -7,9 +7,9 @@ from tests import branched_traces
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES
 from tests.small_traces import gpu_trace, write_profile
-from tracepage.cost.waits import CAUSES
+from tracepage.causes.waits import CAUSES
 from tracepage.errors import UsageError
-from tracepage.readers import chrome_trace, load_kernels
+from tracepage.readers import chrome_trace
 from tracepage.views import run_page, timeline
 
 import pytest

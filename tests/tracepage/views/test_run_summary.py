@@ -5,7 +5,7 @@ import json
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES
 from tests.small_traces import gpu_trace
-from tracepage.cost.waits import CAUSES
+from tracepage.causes.waits import CAUSES
 from tracepage.errors import UsageError
 from tracepage.views import run_page, run_summary
 

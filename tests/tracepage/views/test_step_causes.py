@@ -3,7 +3,7 @@
 import json
 
 from tests.kernel_files import FIXTURES
-from tracepage.cost.waits import GAP_COLUMNS, StepCauses
+from tracepage.causes.waits import GAP_COLUMNS, StepCauses
 from tracepage.readers import chrome_trace, load_kernels, pytorch
 from tracepage.views import step_causes
 

@@ -5,7 +5,7 @@ program may hold.
 import json
 from pathlib import Path
 
-from tracepage.cost.waits import GAP_COLUMNS
+from tracepage.causes.waits import GAP_COLUMNS
 from tracepage.readers import chrome_trace, load_kernels
 from tracepage.views import timeline
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.small_traces import event
-from tracepage.cost import waits
+from tracepage.causes import waits
 from tracepage.readers import load_kernels
 from tracepage.readers.source import make_source
 

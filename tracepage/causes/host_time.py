@@ -14,7 +14,7 @@ Between two launches a host is always a little while in operators and in Python,
 launching. A stretch without a launch is something of its own if it takes LONGER times the median of
 such stretches, but LEAST_NS at least and MOST_NS at most. Then each part of it that is in no
 operator and takes as long is `host`, and each operator that takes as long is `cpu_operators`. So is
-the rest if operators fill FILLED of it, as Python between them prepares them.
+the rest if operators fill IN_OPERATORS of it, since Python between them prepares them.
 """
 
 import re
@@ -52,7 +52,7 @@ OPERATOR = -2
 LEAST_NS = 100_000
 MOST_NS = 500_000
 LONGER = 10
-FILLED = 0.25
+IN_OPERATORS = 0.25  # A share of a stretch.
 LOAD_NS = 1_000_000  # The first launch of a kernel that takes longer loads its code.
 CLOCKS_NS = 10_000  # The clocks of host and device differ by less.
 WAIT_NS = 1_000_000  # A collective that takes longer on the host waits in it.
@@ -342,7 +342,9 @@ def _with_causes(host: Intervals, end: int) -> Intervals:
     part = _numbers(rest)
     whole = numpy.bincount(part, lengths)[part]
     in_operators = numpy.bincount(part, lengths * (host.codes == OPERATOR))[part]
-    working = numpy.where(in_operators >= FILLED * whole, CODES["cpu_operators"], CODES["host"])
+    working = numpy.where(
+        in_operators >= IN_OPERATORS * whole, CODES["cpu_operators"], CODES["host"]
+    )
     codes[rest] = numpy.where(whole < longest, LAUNCHES, working)[rest]
     return host._replace(codes=codes)
 

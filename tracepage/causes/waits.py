@@ -30,8 +30,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tracepage.cost import wait_words
-from tracepage.cost.host_time import (
+from tracepage.causes import wait_words
+from tracepage.causes.host_time import (
     CAUSES,
     CODES,
     LAUNCHES,
@@ -84,9 +84,9 @@ COPIES = [CODES["copy_to_device"], CODES["copy_to_host"]]
 # What may be part of saving.
 OF_SAVING = [CODES[cause] for cause in ("copy_to_host", "synchronization", "host", "launches")]
 FILLED = 0.5  # A share of the multiprocessors.
-QUEUED_NS = 50_000
+QUEUED_NS = 50_000  # A kernel starts sooner after the one before it, if it is in the queue.
 SAVED_COPIES = 8
-LONELY = 4
+LONELY = 4  # Saving writes files, while another use of copies calls operators.
 HASH = re.compile(r" \w{40,}")  # In the names of compiled graphs.
 REMOVABLE = 0.1  # A share of the step.
 

@@ -1,6 +1,6 @@
 """What a name tells of an event of the host."""
 
-from tracepage.cost.host_time import CAUSES, NOTHING, OPERATOR, Stacks, named_code, own_line
+from tracepage.causes.host_time import CAUSES, NOTHING, OPERATOR, Stacks, named_code, own_line
 from tracepage.readers.trace_events import Event
 
 import pytest
