@@ -65,7 +65,8 @@ CALLS = {
         r"|Mem(Alloc|Free|Create|Map|Unmap|Release|SetAccess|AddressReserve))"
     ),
     "synchronization": re.compile(
-        r"(cuda|cu|hip)(Device|Stream|Event|Ctx)Synchronize|(ur|pi)(EventWait|EventsWait|QueueFinish)"
+        r"(cuda|cu|hip)(Device|Stream|Event|Ctx)Synchronize"
+        r"|(ur|pi)(EventWait|EventsWait|QueueFinish)"
     ),
     "compilation": re.compile(
         r"(cuda|cu|hip)(Module|Library)Load|(cuda|cu|hip)GraphInstantiate|hiprtc|nvrtc"
@@ -265,7 +266,8 @@ def _thread_intervals(
             if named == CODES["communication"] and event.duration < WAIT_NS:
                 named = OPERATOR if event.kind == "operator" else NOTHING
             if named != NOTHING:
-                code, place = named, row
+                code = named
+                place = row
                 whole = named >= 0
         if event.kind == "launch":
             # The allocator waits before it frees and tries again.

@@ -427,3 +427,45 @@ def test_recorded_steps_have_one_cause_a_moment(name, cause):
     assert causes.verdict["cause"] == cause
     assert {part["cause"] for part in causes.parts} <= set(waits.CAUSES)
     assert causes.gaps.duration_ns.sum() <= 1e6 * causes.step_ms * STEPS
+
+
+def played(folder, play):
+    """The causes of a program without marks of steps."""
+    program = Program()
+    play(program)
+    return waits.attribute(load_kernels.load(program.save(folder / "trace.json")))
+
+
+def test_a_trace_without_steps_is_one_stretch_from_its_first_kernel_to_its_last(tmp_path):
+    def play(program):
+        program.kernel(1_000)
+        program.python(4_000)
+        program.kernel(1_000)
+
+    causes = played(tmp_path, play)
+    assert causes.step_ms == pytest.approx(5.02, abs=0.01)
+    assert causes.verdict["cause"] == "host" and "in the file" in causes.verdict["sentence"]
+
+
+def test_a_kernel_whose_launch_is_not_in_the_trace_has_no_known_cause(tmp_path):
+    def play(program):
+        program.kernel(1_000)
+        program.python(4_000)
+        program.correlation += 1
+        program.run("kernel", "gemm", 5_000, 1_000)
+
+    causes = played(tmp_path, play)
+    assert causes.verdict["cause"] == "unknown" and parts(causes)["work"] == pytest.approx(2)
+
+
+def test_a_gap_is_one_of_all_gpus(tmp_path):
+    """While the second works, the host costs nothing."""
+
+    def play(program):
+        program.kernel(1_000)
+        program.run("kernel", "gemm", 15, 9_000, stream=8)
+        program.events[-1]["pid"] = 1
+        program.python(4_000)
+        program.kernel(1_000)
+
+    assert played(tmp_path, play).verdict["cause"] == "work"
