@@ -15,7 +15,7 @@ from tracepage import command_line
 from tracepage.errors import UsageError
 from tracepage.files import writable_file, write_json, write_text
 from tracepage.records import step_profile
-from tracepage.views import run_page, run_summary
+from tracepage.views import run_page
 
 KINDS = (".html", ".md", ".json")
 
@@ -45,9 +45,9 @@ def main() -> None:
     if kind == ".html":
         write_text(output, run_page.make_page(sources).html())
     elif kind == ".md":
-        write_text(output, run_summary.summary_report(sources).markdown())
+        write_text(output, run_page.summary_report(sources).markdown())
     else:
-        write_json(output, run_summary.summary_json(sources))
+        write_json(output, run_page.summary_json(sources))
     print(f"written: {output}")
 
 

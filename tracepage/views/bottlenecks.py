@@ -16,9 +16,9 @@ from tracepage.readers import pytorch
 from tracepage.readers.kernel_names import communication_or
 from tracepage.records import step_profile
 from tracepage.records.step_profile import Profile
-from tracepage.show import run_facts, tables
+from tracepage.show import run_facts, step_causes, tables
 from tracepage.show.report import Report
-from tracepage.views import bandwidth, profile_summary, roofline, step_causes
+from tracepage.views import bandwidth, profile_summary, roofline
 
 FOLDER = Path("bottleneck_analysis")
 DEFAULT = "bottlenecks_v1.md"

@@ -12,9 +12,8 @@ from tracepage.files import writable_file, write_text
 from tracepage.readers import kernel_names, load_kernels
 from tracepage.readers.source import SERIALIZED_NOTE, Source
 from tracepage.readers.trace import CLOCK_ERROR_NS, pauses
-from tracepage.show import tables
+from tracepage.show import step_causes, tables
 from tracepage.show.report import Report
-from tracepage.views import step_causes
 
 import numpy
 import pandas

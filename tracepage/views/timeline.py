@@ -20,8 +20,8 @@ from tracepage.readers.kernel_names import communication_or, kind, short_name
 from tracepage.readers.source import Source
 from tracepage.readers.trace import Trace
 from tracepage.readers.trace_events import Event
+from tracepage.show import step_causes
 from tracepage.span_names import FORWARD_SPANS, SPANS
-from tracepage.views import step_causes
 
 import pandas
 

@@ -5,7 +5,7 @@ import json
 from tests.kernel_files import FIXTURES
 from tracepage.causes.waits import GAP_COLUMNS, StepCauses
 from tracepage.readers import chrome_trace, load_kernels, pytorch
-from tracepage.views import step_causes
+from tracepage.show import step_causes
 
 import pandas
 import pytest
