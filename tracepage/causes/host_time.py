@@ -171,19 +171,21 @@ def own_line(names: list[str]) -> str:
 
 
 class HostTime(NamedTuple):
-    """What the host does at each moment; and of each event in `Trace.host` its code and the row of
-    the annotation around it, or -1.
+    """What the host does at each moment; and of each event in `Trace.host` its code, the row of the
+    event that has this cause by its name or call (itself, or one around it), and the row of the
+    annotation around it; -1 for none.
     """
 
     intervals: Intervals
     codes: numpy.ndarray
+    owners: numpy.ndarray
     spans: numpy.ndarray
 
 
 def host_time(trace: Trace, stacks: Stacks) -> HostTime:
     """What the host does. Where nothing launches, it is in nothing and the cause is `unknown`."""
-    codes = numpy.full(len(trace.host), OPERATOR)
-    spans = numpy.full(len(trace.host), -1)
+    events = numpy.full((len(trace.host), 3), -1)
+    events[:, 0] = OPERATOR
     by_thread: dict[tuple, list[int]] = defaultdict(list)
     for row, event in enumerate(trace.host):
         if event.kind != "memory":
@@ -193,19 +195,15 @@ def host_time(trace: Trace, stacks: Stacks) -> HostTime:
     launches = numpy.unique(launched.launch)
     if not len(launches):
         times = numpy.array([float("-inf")])
-        return HostTime(
-            Intervals(times, *numpy.array([[CODES["unknown"]], [-1], [-1]])), codes, spans
-        )
+        return HostTime(Intervals(times, *numpy.array([[CODES["unknown"]], [-1], [-1]])), *events.T)
     threads = Counter(trace.host[row].thread for row in launches)
     number = {thread: place for place, (thread, _) in enumerate(threads.most_common(THREADS))}
-    states = [
-        _thread_intervals(trace.host, by_thread[thread], known, codes, spans) for thread in number
-    ]
+    states = [_thread_intervals(trace.host, by_thread[thread], known, events) for thread in number]
     calls = [trace.host[row] for row in launches if trace.host[row].thread in number]
     ends = numpy.maximum.accumulate([call.end for call in calls])
     end = max(event.end for event in trace.host)
     merged = _merge(states, ends, numpy.array([number[call.thread] for call in calls]))
-    return HostTime(_with_lines(_with_causes(merged, end), stacks), codes, spans)
+    return HostTime(_with_lines(_with_causes(merged, end), stacks), *events.T)
 
 
 def _known_calls(trace: Trace) -> dict[int, int]:
@@ -241,10 +239,9 @@ def _thread_intervals(
     host: list[Event],
     rows: Iterable[int],
     known: dict[int, int],
-    codes: numpy.ndarray,
-    spans: numpy.ndarray,
+    events: numpy.ndarray,
 ) -> Intervals:
-    """What one thread does; sets the codes and spans of its events."""
+    """What one thread does; sets the codes, owners and spans of its events."""
     by_name: dict[tuple[str, str], int] = {}
     changes: list[tuple[float, int, int, int]] = [(float("-inf"), NOTHING, -1, -1)]
     # End, code, row and span of the open events, and whether all inside has that code and row.
@@ -275,8 +272,7 @@ def _thread_intervals(
             if code == CODES["allocation"] and retry:
                 changes[wait[1]] = (changes[wait[1]][0], code, row, span)
             wait = (row, len(changes)) if code == CODES["synchronization"] else (-1, -1)
-        codes[row] = code
-        spans[row] = span
+        events[row] = (code, place, span)
         changes.append((event.start, code, place, span))
         stack.append((min(end, event.end), code, place, span, whole))
     while len(stack) > 1:

@@ -246,7 +246,9 @@ def _moments(
     late = idle & (starts >= call_starts[call])
     of_call = numpy.append(host_time.codes, LAUNCHES)[call]
     causes = numpy.where(late, numpy.where(of_call < 0, LAUNCHES, of_call), causes)
-    culprits = numpy.where(idle & ((causes == LAUNCHES) | late) & (call >= 0), call, culprits)
+    owner = numpy.append(host_time.owners, -1)[call]
+    owner = numpy.where(of_call < 0, call, owner)
+    culprits = numpy.where(idle & ((causes == LAUNCHES) | late) & (call >= 0), owner, culprits)
     queued = idle & (call_ends[call] <= gap_starts)
     between = numpy.where(gap_ends - gap_starts < QUEUED_NS, WORK, UNKNOWN)
     causes = numpy.where(queued, between, causes)
