@@ -47,6 +47,7 @@ from tracepage.causes.host_time import (
 from tracepage.readers import kernel_names
 from tracepage.readers.source import OTHER_TRACE, SERIALIZED_NOTE, Source
 from tracepage.readers.trace import Trace
+from tracepage.records.step_profile import Profile
 
 import numpy
 import pandas
@@ -84,6 +85,7 @@ COPIES = [CODES["copy_to_device"], CODES["copy_to_host"]]
 # What may be part of saving.
 OF_SAVING = [CODES[cause] for cause in ("copy_to_host", "synchronization", "host", "launches")]
 FILLED = 0.5  # A share of the multiprocessors.
+AT_ONCE_US = 20  # A mean; a kernel that was in a queue starts later after its launch.
 QUEUED_NS = 50_000  # A kernel starts sooner after the one before it, if it is in the queue.
 SAVED_COPIES = 8
 LONELY = 4  # Saving writes files, while another use of copies calls operators.
@@ -566,12 +568,30 @@ def _of_table(source: Source) -> StepCauses:
             whole_ns = 1e3 * sum(profile["step_us"])
     parts = list(_device_parts(calls, ns, steps).values())
     idle_ms = (whole_ns - ns.sum()) / steps / 1e6
+    launches_ms = _launches_of_profile(profile, idle_ms) if profile else 0
+    if profile and launches_ms > 0:
+        delay = f"kernels start {profile['launch']['mean_delay_us']:.0f} us after their launches"
+        count = profile["launch"]["count"] / steps
+        parts.append(_part("launches", "", launches_ms, count, delay))
+        idle_ms -= launches_ms
     if idle_ms > 0:
-        parts.append(_part("unknown", "", idle_ms, len(gaps) / steps, NO_HOST))
+        where = "a profile holds sums: its trace tells more" if profile else NO_HOST
+        parts.append(_part("unknown", "", idle_ms, len(gaps) / steps, where))
     parts.sort(key=lambda part: -part["ms"])
     step_ms = whole_ns / steps / 1e6
     verdict = _verdict(_whole(step_ms, bool(source.steps)), step_ms, parts, gaps)
     return StepCauses(step_ms, parts, verdict, gaps)
+
+
+def _launches_of_profile(profile: Profile, idle_ms: float) -> float:
+    """ms of the idle time in which the host surely launched: it was in operators, and kernels
+    start so soon after their launches that none was in the queue.
+    """
+    if profile["attention_only"] or profile["launch"]["mean_delay_us"] > AT_ONCE_US:
+        return 0.0
+    in_operators_us = sum(row["self_cpu_us"] for row in profile["operators"])
+    outside_us = max(0.0, sum(profile["step_us"]) - in_operators_us)
+    return max(0.0, idle_ms - outside_us / profile["profiled_steps"] / 1e3)
 
 
 def _whole(step_ms: float, stepped: bool) -> str:

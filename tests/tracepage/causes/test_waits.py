@@ -418,7 +418,8 @@ def test_the_host_has_no_part_in_gaps_between_the_kernels_of_a_graph(tmp_path):
         ("h200/traces/v4_small.json.gz", "work"),
         ("h200x2/traces/v4_medium.json.gz", "work"),
         ("h100/v1_medium_profile.json.gz", "work"),
-        ("h100/v1_tiny_profile.json.gz", "unknown"),
+        ("h100/v1_tiny_profile.json.gz", "launches"),
+        ("h100/v1_medium_bf16_profile.json.gz", "unknown"),
     ],
 )
 def test_recorded_steps_have_one_cause_a_moment(name, cause):
