@@ -139,7 +139,8 @@ def longest_waits(causes: StepCauses, trace: Trace) -> list[tuple[str, int, int]
     moments = []
     for wait in pandas.concat(rows).nlargest(LONGEST, "ns").itertuples():
         number = sum(start <= wait.start_ns for start in starts)
-        text = f"{tables.format_time(wait.ns / 1e6)} in step {number}: {wait_name(wait)}"
+        place = f" in step {number}" if starts else ""
+        text = f"{tables.format_time(wait.ns / 1e6)}{place}: {wait_name(wait)}"
         moments.append((text, int(wait.start_ns), int(wait.end_ns)))
     return moments
 
@@ -162,14 +163,21 @@ def add_changes(page: Report, first: StepCauses, second: StepCauses) -> None:
 
 def changes(first: StepCauses, second: StepCauses) -> list[list[Any]]:
     """Rows of a part's name, its ms on both sides and their difference; the last is the step."""
-    names = dict.fromkeys(label(part) for side in (first, second) for part in side.parts)
+    before = _milliseconds(first)
+    after = _milliseconds(second)
     body: list[list[Any]] = []
-    for name in names:
-        before, after = (
-            sum(part["ms"] for part in side.parts if label(part) == name)
-            for side in (first, second)
-        )
-        body.append([name, before, after, after - before])
+    for name in before | after:
+        times = [before.get(name, 0.0), after.get(name, 0.0)]
+        body.append([name, *times, times[1] - times[0]])
     body.sort(key=lambda row: -abs(row[3]))
     whole = ["the step", first.step_ms, second.step_ms, second.step_ms - first.step_ms]
     return [*body, whole]
+
+
+def _milliseconds(causes: StepCauses) -> dict[str, float]:
+    """The time of each part by its name."""
+    times: dict[str, float] = {}
+    for part in causes.parts:
+        name = label(part)
+        times[name] = times.get(name, 0.0) + part["ms"]
+    return times
