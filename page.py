@@ -2,6 +2,7 @@
 
 python page.py pytorch_profiles
 python page.py profile_a.json profile_b.json --output two.html
+python page.py trace.json --output report.md
 """
 
 from tracepage.command_line import require

@@ -59,7 +59,7 @@ ROOM_LIMIT = 18  # modules in a room; a view has a file, and a command has a vie
 VIEW_LIMIT = 26
 HOUSES = ("tracepage", "common", "studies", "documents")  # each uses those before it
 # its rooms; each uses those before it
-TRACEPAGE = ("", "records", "cost", "readers", "show", "views")
+TRACEPAGE = ("", "records", "cost", "readers", "causes", "show", "views")
 VERSION_NAME = re.compile(r"(tiny_llama_)?v[1-9]|version[1-9]\w*")
 
 

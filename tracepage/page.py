@@ -2,6 +2,7 @@
 
     tracepage pytorch_profiles
     tracepage profile_a.json profile_b.json --output two.html
+    tracepage trace.json --output report.md   # or report.json: what limits the step, and its parts
 
 In a clone, `python page.py` is the same command.
 """
@@ -12,9 +13,11 @@ from pathlib import Path
 
 from tracepage import command_line
 from tracepage.errors import UsageError
-from tracepage.files import writable_file, write_text
+from tracepage.files import writable_file, write_json, write_text
 from tracepage.records import step_profile
 from tracepage.views import run_page
+
+KINDS = (".html", ".md", ".json")
 
 
 def main() -> None:
@@ -29,17 +32,22 @@ def main() -> None:
         "--output",
         type=Path,
         default=Path("run.html"),
-        metavar="FILE.html",
-        help="default: run.html",
+        metavar="FILE",
+        help=".html, .md or .json (default: run.html)",
     )
     options = command_line.parse(parser)
+    kind = options.output.suffix
+    if kind not in KINDS:
+        raise UsageError(f"--output {options.output}: name a .html, .md or .json file")
     inputs = [path for path in (options.run, options.other) if path]
     output = writable_file(options.output, "--output", inputs)
-    # Neither a profile nor the trace beside it has such a name.
-    if output.suffix != ".html" and not output.is_char_device():
-        raise UsageError(f"--output {output}: name a .html file")
     sources = [run_page.load_page_source(_profile_in(path)) for path in inputs]
-    write_text(output, run_page.make_page(sources).html())
+    if kind == ".html":
+        write_text(output, run_page.make_page(sources).html())
+    elif kind == ".md":
+        write_text(output, run_page.summary_report(sources).markdown())
+    else:
+        write_json(output, run_page.summary_json(sources))
     print(f"written: {output}")
 
 

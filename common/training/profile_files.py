@@ -13,6 +13,7 @@ from tracepage.files import write_json, write_text
 from tracepage.readers import chrome_trace, graph_replays, pytorch
 from tracepage.records import run_record, step_profile
 from tracepage.records.run_record import TimedRun
+from tracepage.terminal import wrapped
 from tracepage.views import run_page
 
 from torch.utils.tensorboard import SummaryWriter
@@ -58,7 +59,9 @@ def write(path: Path, content: dict[str, Any]) -> list[Path]:
                 write_text(folder / "memory_timeline.html", MEMORY_PAGE)
                 written.append(folder / "memory_timeline.html")
             source = replace(pytorch.read_profile(path), trace=trace)
-            written += run_page.make_page([source]).write(folder, "run", ("html",))
+            page = run_page.make_page([source])
+            written += page.write(folder, "run", ("html",))
+            print(wrapped(f"  verdict      {page.first_sentence()}", 15))
         return written
     except (OSError, UsageError) as error:
         shutil.rmtree(step_profile.events(path, content["run"]), ignore_errors=True)

@@ -1,6 +1,7 @@
 """The pages in chromium, at the widths of a desktop and of a phone: `make test-browser`."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -111,6 +112,39 @@ def test_a_kernel_shows_its_numbers(opened, gpu_page):
         and found["track"] == "GPU, stream 7"
     )
     assert found["time"] == "59 us" and found["span"] == "mlp"
+
+
+def test_a_link_to_a_wait_shows_it_in_the_timeline(opened, gpu_page):
+    page = opened(gpu_page)
+    page.locator("a[data-from]").first.click()
+    frame(page)
+    shown = dict(
+        zip(
+            page.locator(".chosen dt").all_inner_texts(),
+            page.locator(".chosen dd").all_inner_texts(),
+            strict=True,
+        )
+    )
+    assert shown["track"] == "GPU waits, by cause"
+    step = page.evaluate("charts[0].engine.max - charts[0].engine.min")
+    assert page.evaluate("charts[0].engine.getRealView()") < step
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_lines_of_the_grid_lie_at_round_times(opened, gpu_page, width):
+    page = opened(gpu_page, width)
+    for _ in range(4):
+        delta = page.evaluate("charts[0].chart.timeGrid.delta")
+        assert round(delta / 10 ** math.floor(math.log10(delta) + 1e-9), 6) in (1, 2, 5)
+        page.locator("[data-do=in]").first.click()
+        frame(page)
+
+
+def test_a_narrow_page_shows_the_share_of_the_step_without_scrolling(opened, gpu_page):
+    page = opened(gpu_page, 390)
+    for head in page.locator("th", has_text="% of step").all():
+        box = head.bounding_box()
+        assert box["x"] + box["width"] <= 390
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -48,21 +48,37 @@ def run_without_torch(tmp_path):
 
 def test_the_page_of_a_trace_needs_no_torch(tmp_path, run_without_torch):
     trace, other = (write_gpu_trace(tmp_path / name) for name in ("trace.json", "other.json"))
-    page = tmp_path / "empty/run.html"
+    written = tmp_path / "empty/run.html"
     for paths in (
         (trace,),
         (trace, other),
         (FIXTURES / "ncu_raw.csv",),
         (ROOT / "results/h200/v1_tiny_profile.json.gz",),
     ):
-        page.unlink(missing_ok=True)
+        written.unlink(missing_ok=True)
         done = run_without_torch(ROOT / "page.py", *paths)
         assert (done.returncode, done.stdout, done.stderr) == (0, "written: run.html\n", "")
-        assert "<html" in page.read_text()
+        assert "<html" in written.read_text()
     done = run_without_torch(ROOT / "page.py", ROOT / "README.md")
     assert (
         done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     )
+
+
+def test_the_suffix_chooses_page_text_or_json_and_others_are_refused(tmp_path, monkeypatch, capsys):
+    trace = write_gpu_trace(tmp_path / "trace.json")
+    for name, begin in (("a.html", "<!doctype html>"), ("a.md", "# trace.json"), ("a.json", "{")):
+        monkeypatch.setattr(
+            sys, "argv", ["tracepage", str(trace), "--output", str(tmp_path / name)]
+        )
+        page.main()
+        assert (tmp_path / name).read_text().lstrip().startswith(begin)
+    monkeypatch.setattr(sys, "argv", ["tracepage", str(trace), "--output", str(tmp_path / "a.txt")])
+    with pytest.raises(SystemExit) as ended:
+        page.command()
+    assert ended.value.code == 2
+    assert "a.txt: name a .html, .md or .json file" in capsys.readouterr().err
+    assert not (tmp_path / "a.txt").exists()
 
 
 def test_the_wheel_holds_tracepage_alone_and_its_command(tmp_path, run_without_torch):

@@ -13,9 +13,9 @@ Schema of optimization_targets.json, "tiny-llama-targets/1":
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tracepage.cost import operators
 from tracepage.cost.operators import IdealCalls, OperatorCalls, least_seconds, linear_products
@@ -44,8 +44,10 @@ CHANGES = {
     "torch-compile": "elementwise fusion",
     "fused-adamw": "fused optimizer",
     "use-amp": "mixed precision",
-    "capture-step": "launch overhead",
 }
+FUSIONS = ("qkv-fusion", "swiglu-fusion", "flash-attention", "torch-compile")
+# What every version has; other settings are a version's own switches.
+COMMON_SETTINGS = {"capture_step", "checkpoint_activations"}
 
 
 class Target(TypedDict):
@@ -114,14 +116,23 @@ class Fusion(NamedTuple):
 def targets(step: Step) -> list[Target]:
     """Optimizations that concern operators in this profile, the largest bound first."""
     ceilings = step.profile["run"]["ceilings"]
-    ranked = [_bounded(step, fusion, ceilings) for fusion in _fusions(step) if fusion.rows]
+    done = _fused(step.profile["run"].get("settings", {}))
+    ranked = [
+        _bounded(step, fusion, ceilings)
+        for fusion in _fusions(step)
+        if fusion.rows and fusion.name not in done
+    ]
     ranked += _mixed_precision(step)
-    if step.on_gpu and step.outside_us:
-        form = "the step replayed as a CUDA or HIP graph: the GPU never waits for the host"
-        graph = Fusion("launch overhead", form, [], [], note="All idle time.")
-        calls = sum(row.calls for row in _working(step))
-        ranked.append(_target(step, graph, (calls, 1), (step.outside_us, 0.0)))
     return sorted(ranked, key=lambda target: -(target["bound"] or 0))
+
+
+def _fused(settings: Mapping[str, Any]) -> set[str]:
+    """The targets that a run has reached: their switches are on, or the version has other switches
+    than these, because it always fuses.
+    """
+    switches = {change.replace("-", "_"): CHANGES[change] for change in FUSIONS}
+    always = bool(settings.keys() - COMMON_SETTINGS)
+    return {target for switch, target in switches.items() if settings.get(switch, always)}
 
 
 def _working(step: Step) -> list[OperatorCalls]:
@@ -244,8 +255,8 @@ def _fusions(step: Step) -> Iterator[Fusion]:
     yield Fusion("elementwise fusion", form, rope + norms, work)
 
     form = (
-        "AdamW in one kernel: reads weight, gradient and both moments, writes weight and "
-        "moments, all fp32"
+        "AdamW in one call: reads weight, gradient and both moments, writes weight and moments, "
+        "all fp32"
     )
     optimizer = [row for row in working if row.span == "optimizer"]
     if any(row.name == "aten::_fused_adamw_" for row in optimizer):

@@ -99,13 +99,16 @@ def make_trace(path: Path, events: Events) -> Trace:
     memory = [
         (event.start, *event.memory, event.span, event.phase) for event in host if event.memory
     ]
+    used = {event.thread[0] for event in events.device}
     return Trace(
         operators=pandas.DataFrame(map(_operator_row, operators), columns=OPERATOR_COLUMNS),
         kernels=pandas.DataFrame(kernels, columns=KERNEL_COLUMNS),
         memory=pandas.DataFrame(memory, columns=MEMORY_COLUMNS),
         steps=pandas.DataFrame(steps, columns=STEP_COLUMNS),
-        gpus=len({event.thread[0] for event in events.device}),
+        gpus=len(used),
+        devices=[device for device in events.devices if device.get("id") in used],
         host=host,
+        frames=events.frames,
         notes=events.notes,
     )
 
@@ -216,7 +219,9 @@ def _join_kernels(
     """Rows of the kernels' frame; adds each kernel's time to the operator that launched it and to
     those around it.
     """
-    launches = {event.correlation: event for event in host if event.kind == "launch"}
+    launches = {
+        event.correlation: (row, event) for row, event in enumerate(host) if event.kind == "launch"
+    }
     launches.pop(None, None)
     by_time = not any(event.step >= 0 for event in host if event.kind in CALLS)
     rows: list[tuple] = []
@@ -225,7 +230,7 @@ def _join_kernels(
         # Some profilers list copies and fills among the kernels.
         work = category(kernel.name) if kernel.kind == "kernel" else kernel.kind
         call = (kernel.name, work, kernel.start, kernel.duration, kernel.stream)
-        launch = launches.get(kernel.correlation)
+        row, launch = launches.get(kernel.correlation, (-1, None))
         if launch is None or by_time:
             if step >= 0 or kernel.correlation is None or by_time:
                 inside = (
@@ -234,7 +239,7 @@ def _join_kernels(
                     if start <= kernel.start < start + duration
                 )
                 step = next(inside, step)
-            rows.append((*call, "other", "other", step, UNKNOWN, [], UNKNOWN))
+            rows.append((*call, "other", "other", step, UNKNOWN, [], UNKNOWN, row, kernel.blocks))
             continue
         operator = launch.operator
         if operator:
@@ -250,7 +255,8 @@ def _join_kernels(
             phase = "other"
             graph = launch.start
         delay = kernel.start - launch.start
-        rows.append((*call, launch.span, phase, launch.step, delay, chain, graph))
+        place = (launch.span, phase, launch.step, delay, chain, graph)
+        rows.append((*call, *place, row, kernel.blocks))
         step = max(step, launch.step)
     return rows
 

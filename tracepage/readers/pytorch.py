@@ -7,6 +7,7 @@ events within a step are kept, as in a profile.
 
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from tracepage.cost import operators
@@ -23,9 +24,7 @@ from tracepage.terminal import counted
 
 import pandas
 
-OPERATORS_NOTE = (
-    "a CPU launches no kernels: these are operator calls that do work, with their self time"
-)
+OPERATORS_NOTE = "these are operator calls that do work, with their self time"
 NO_KERNELS_NOTE = (
     "nothing in the file is known as a kernel: these are operator calls that do work, with their "
     "self time"
@@ -67,6 +66,14 @@ def read_trace(path: Path) -> Source:
 
 def read_profile(path: Path) -> Source:
     return profile_source(path, step_profile.read(path))
+
+
+def with_trace(source: Source) -> Source:
+    """A source that has, if it is of a profile, the trace that lies beside that."""
+    if source.profile is None:
+        return source
+    trace = source.path.parent / source.profile["trace"]
+    return replace(source, trace=graph_replays.load(trace)) if trace.exists() else source
 
 
 def profile_source(path: Path, profile: Profile) -> Source:

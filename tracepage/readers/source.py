@@ -55,6 +55,14 @@ class Source:
     def are_operators(self) -> bool:
         return bool((self.table.category == "operator").any())
 
+    @property
+    def device(self) -> str:
+        """The names of the devices that did the work; empty where the file does not tell."""
+        if self.profile:
+            return self.profile["run"]["device"]["name"]
+        devices = self.trace.devices if self.trace else []
+        return " and ".join(dict.fromkeys(str(device.get("name", "")) for device in devices))
+
 
 def make_source(
     kind: str, path: Path, columns: Mapping[str, Iterable] | pandas.DataFrame, **rest

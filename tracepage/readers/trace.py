@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from tracepage.readers.trace_events import Event
 
@@ -38,6 +39,8 @@ KERNEL_COLUMNS = (
     "launch_delay_ns",
     "operators",
     "graph",
+    "launch",
+    "blocks",
 )
 MEMORY_COLUMNS = ("time_ns", "bytes", "address", "total_bytes", "device", "span", "phase")
 STEP_COLUMNS = ("start_ns", "duration_ns")
@@ -58,11 +61,15 @@ class Trace:
             `launch_delay_ns` counts from the start of the launching call (NaN if that is not in the
             trace); `operators` are rows of that frame: the one that launched it, and those around
             it; `graph` is the start of the call that launched the graph which holds it (NaN for a
-            kernel launched alone).
+            kernel launched alone); `launch` is the place in `host` of the call that launched it,
+            or -1; `blocks` are those of its grid, or 0.
         memory: a row per allocation (bytes > 0) or release on `cpu` or `gpu`; `total_bytes` is what
             the allocator then has.
+        devices: the GPUs that ran kernels: `name`, `multiprocessors` and `memory` in bytes, as far
+            as the trace tells.
         steps: a row per ProfilerStep with operators in it, with its times on the host.
         host: the events of the host in order of start, from which the frames were made.
+        frames: functions of Python that last, in order of start; empty in a trace without stacks.
         notes: on events that were left out.
     """
 
@@ -71,7 +78,9 @@ class Trace:
     memory: pandas.DataFrame
     steps: pandas.DataFrame
     gpus: int = 1
+    devices: list[dict[str, Any]] = field(default_factory=list)
     host: list[Event] = field(default_factory=list)
+    frames: list[Event] = field(default_factory=list)
     notes: tuple[str, ...] = ()
 
     def device_busy_ns(self) -> int:

@@ -9,6 +9,7 @@ unlikely counts: a lane can hold several queues, and a copy or a pause can be lo
 import codecs
 import functools
 import json
+import math
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -32,8 +33,9 @@ KINDS = {
     "kernel": re.compile(r"(\w+_)?kernel|mtia_ccp_events"),
     "memcpy": re.compile(r"(\w+_)?memcpy"),
     "memset": re.compile(r"(\w+_)?memset"),
+    "frame": re.compile(r"python_function"),
     # Events of PyTorch's profilers that repeat others or time the profiler.
-    "repeated": re.compile(r"python_function|gpu_user_annotation|(\w+_)?sync|overhead|trace"),
+    "repeated": re.compile(r"gpu_user_annotation|(\w+_)?sync|overhead|trace"),
 }
 DEVICE = ("kernel", "memcpy", "memset")
 UNKNOWN = ("unknown", "uncategorized")
@@ -57,7 +59,14 @@ NEAR = 0.001  # A share of them.
 ENCLOSED = 2
 FAR = 100
 OVERLAPPED = 0.1  # A share of the time of all work.
+FRAME_NS = 100_000  # A trace with stacks has millions of frames; shorter ones explain no wait.
 MEMORY = ("Bytes", "Addr", "Total Allocated", "Device Type")
+DEVICE_PROPERTIES = {
+    "deviceProperties.item.id": "id",
+    "deviceProperties.item.name": "name",
+    "deviceProperties.item.numSms": "multiprocessors",
+    "deviceProperties.item.totalGlobalMem": "memory",
+}
 # What an event that lacks something, or holds what it cannot, raises.
 DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
@@ -65,7 +74,7 @@ DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 @dataclass(eq=False, slots=True)
 class Event:
     """An operator, an annotation, a call of the GPU's runtime (kind `launch`), an allocation
-    (`memory`), or work of a GPU; times in ns.
+    (`memory`), a function of Python (`frame`), or work of a GPU; times in ns.
 
     The first fields are read, the others follow from the events around this one (see
     `chrome_trace`).
@@ -78,6 +87,7 @@ class Event:
     duration: int
     correlation: int | str | None = None  # The same for a launch and its work.
     stream: int | str | None = None
+    blocks: int = 0  # Of a kernel's grid; 0 where the trace does not tell.
     number: int | None = None  # An operator's sequence number.
     shapes: str = "[]"  # An operator's or annotation's inputs, as JSON.
     types: str = "[]"
@@ -105,7 +115,9 @@ class Events(NamedTuple):
 
     host: list[Event]  # In order of start, the outermost first; so is `device`.
     device: list[Event]
+    frames: list[Event]  # Functions of Python that take FRAME_NS or longer, in the same order.
     notes: tuple[str, ...]  # On events that were left out.
+    devices: list[dict[str, Any]]  # See `read_devices`.
     # All events as they are in the file, where none is an operator of PyTorch or work of a GPU.
     others: list[Any] | None
     origin: int = 0  # The first time on the clock of the file, ns.
@@ -132,6 +144,22 @@ def raw_events(path: Path) -> Iterator[Any]:
         files.read_json(path)  # Its error says where.
         reason = str(error).splitlines()[0]
         raise UsageError(f"{path} is not JSON or is cut off: {reason}") from error
+
+
+def read_devices(path: Path) -> list[dict[str, Any]]:
+    """The GPUs that a trace names before its events: `id`, `name`, `multiprocessors` and `memory`
+    in bytes, as far as it tells them.
+    """
+    devices: list[dict[str, Any]] = []
+    with files.opened(path) as file:
+        for place, event, value in ijson.parse(file):
+            if place in ("traceEvents", "item"):
+                break
+            if place == "deviceProperties.item" and event == "start_map":
+                devices.append({})
+            elif place in DEVICE_PROPERTIES:
+                devices[-1][DEVICE_PROPERTIES[place]] = value
+    return devices
 
 
 @functools.cache
@@ -207,9 +235,11 @@ def read_events(path: Path) -> Events:
     origin = kept[0].start if kept else 0
     for event in kept:
         event.start -= origin
-    host = [event for event in kept if event.kind not in DEVICE]
+    frames = [event for event in kept if event.kind == "frame"]
+    host = [event for event in kept if event.kind not in (*DEVICE, "frame")]
     device = [event for event in kept if event.kind in DEVICE]
-    return Events(host, device, (*notes, *_overlap(device)), others, origin)
+    notes += _overlap(device)
+    return Events(host, device, frames, tuple(notes), read_devices(path), others, origin)
 
 
 def _names(events: Collection[Event]) -> list[str]:
@@ -272,6 +302,8 @@ def _event(record: dict[str, Any], shared: dict[Any, Any]) -> Event | None:
     start = nanoseconds(record["ts"])
     if not 0 <= duration < LONGEST or abs(start) > LATEST:
         raise ValueError
+    if event_kind == "frame" and duration < FRAME_NS:
+        return None
     event = Event(
         event_kind,
         shared.setdefault(name, name),
@@ -296,6 +328,7 @@ def _event(record: dict[str, Any], shared: dict[Any, Any]) -> Event | None:
         task = arguments.get(TASK)
         if task and event_kind == "uncategorized":
             event.kind = "unknown" if WAITING_TASK.search(str(task)) else "kernel"
+        event.blocks = math.prod(arguments.get("grid") or [0])
     hash((event.correlation, event.stream, event.number))  # TypeError: they are lists or objects.
     return event
 

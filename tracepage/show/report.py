@@ -31,6 +31,39 @@ if TYPE_CHECKING:
 KINDS = ("csv", "json", "md", "png")
 # Letters of 10 points are then 10 pixels high where a phone's 360 pixels show the whole figure.
 PAGE_INCHES = 5
+# Of the parts of a bar and of the events in a timeline, by their names; dark letters lie on them.
+COLOURS = {
+    "embed": "#c8b4f0",
+    "norm": "#8ed3a0",
+    "attention": "#f5ab7e",
+    "mlp": "#84bbf5",
+    "loss": "#f393b4",
+    "residual": "#ddd57c",
+    "optimizer": "#71d0c6",
+    "communication": "#ff8a80",
+    "backward": "#d7cfc4",
+    "launch": "#e9c46a",
+    "runtime call": "#cdbb88",
+    "matrix products": "#84bbf5",
+    "reductions": "#8ed3a0",
+    "elementwise": "#ddd57c",
+    "copies": "#c8b4f0",
+    "convolutions": "#71d0c6",
+    "input": "#f2665c",
+    "synchronization": "#e87fd0",
+    "allocation": "#d99a4e",
+    "compilation": "#b58cf2",
+    "cpu operators": "#c9a27a",
+    "saving": "#a3b56b",
+    "host": "#f0b429",
+    "launches": "#ff9d5c",
+    "copy to device": "#7fc7d9",
+    "copy to host": "#9aa7f0",
+    "small grids": "#a9c4b0",
+    "between kernels": "#d9d9d9",
+    "other": "#bdbdbd",
+    "unknown": "#bdbdbd",
+}
 
 
 class Item(NamedTuple):
@@ -102,6 +135,29 @@ class Report:
         """Paragraphs; text between backticks is code."""
         for paragraph in paragraphs:
             self._add("text", wrapped(paragraph), tables.markdown_text(paragraph), paragraph)
+
+    def verdict(self, sentence: str) -> None:
+        """What a page says first, in large letters."""
+        self._add("verdict", wrapped(sentence), tables.markdown_text(sentence), sentence)
+
+    def first_sentence(self) -> str:
+        """The verdict, or the first text, of a report that begins with one."""
+        return self.sections[0].items[0].content
+
+    def bar(self, parts: Sequence[tuple[str, float, str]]) -> None:
+        """A bar of parts (name, share of the whole in %, text), in the page alone: a table has the
+        numbers.
+        """
+        self._add("bar", "", "", parts)
+
+    def moments(self, title: str, moments: Sequence[tuple[str, int, int]]) -> None:
+        """Moments of a timeline, each a text with its start and end in ns; in the page a link shows
+        it there.
+        """
+        lines = [f"{number}. {text}" for number, (text, *_) in enumerate(moments, 1)]
+        terminal = "\n".join(wrapped(line, 3) for line in (title, *lines))
+        markdown = tables.markdown_text("\n".join((title, "", *lines)))
+        self._add("moments", terminal, markdown, (title, moments))
 
     def facts(self, facts: Sequence[tuple[str, str]]) -> None:
         """Pairs of a label and a fact, one a line."""
@@ -222,7 +278,7 @@ class Report:
             "script": script,
         }
         template = environment.get_template("report.html")
-        return template.render(title=self.title, sections=self.sections)
+        return template.render(title=self.title, sections=self.sections, colours=COLOURS)
 
     def write(
         self, folder: Path, stem: str, kinds: Sequence[str] = KINDS, flag: str = "--output-dir"

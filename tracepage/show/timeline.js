@@ -1,11 +1,6 @@
 // Draws each .timeline of the page with flame-chart-js; its events are in the script element beside it (timeline.py has the format).
 "use strict";
 
-const COLOURS = {
-  embed: "#c8b4f0", norm: "#8ed3a0", attention: "#f5ab7e", mlp: "#84bbf5", loss: "#f393b4", residual: "#ddd57c", optimizer: "#71d0c6",
-  communication: "#ff8a80", backward: "#d7cfc4", launch: "#e9c46a", "runtime call": "#cdbb88", other: "#bdbdbd",
-  "matrix products": "#84bbf5", reductions: "#8ed3a0", elementwise: "#ddd57c", copies: "#c8b4f0",
-};
 const SPARE = ["#84bbf5", "#f5ab7e", "#8ed3a0", "#c8b4f0", "#ddd57c", "#f393b4", "#71d0c6", "#e9c46a"];
 const BLOCK = 17, DIM = "rgba(128, 128, 128, 0.25)";
 const charts = [], elements = [...document.querySelectorAll(".timeline")];
@@ -74,6 +69,7 @@ class Timeline {
     const canvas = Object.assign(element.querySelector("canvas"), { width: this.box.clientWidth, height: this.height });
     this.chart = new FlameChartContainer({ canvas, plugins, settings: settings() });
     this.engine = this.chart.renderEngine;
+    this.roundTicks(this.chart.timeGrid);
     this.chart.setSettings(settings());
     this.listen();
     this.legend();
@@ -94,6 +90,18 @@ class Timeline {
         mirrored = false;
       }
       return result;
+    };
+  }
+
+  // Lines of the grid lie at 1, 2 or 5 times a power of ten, not closer than 85 pixels.
+  roundTicks(grid) {
+    grid.recalc = () => {
+      const { min, width, positionX } = this.engine, shown = this.engine.getRealView();
+      const least = (85 * shown) / width, power = 10 ** Math.floor(Math.log10(least));
+      grid.delta = power * [1, 2, 5, 10].find(factor => factor * power >= least);
+      grid.start = Math.floor((positionX - min) / grid.delta);
+      grid.end = grid.start + Math.ceil(shown / grid.delta) + 1;
+      grid.accuracy = Math.max(0, -Math.floor(Math.log10(grid.delta)));
     };
   }
 
@@ -161,6 +169,15 @@ class Timeline {
     this.box.addEventListener("wheel", event => event.ctrlKey || event.metaKey || Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.stopPropagation(), true);
     new ResizeObserver(() => this.box.clientWidth && this.chart.resize(this.box.clientWidth, this.height)).observe(this.box);
   }
+}
+
+// A link to a moment shows it, with as much time on both sides.
+for (const link of document.querySelectorAll("a[data-from]")) {
+  link.addEventListener("click", () => {
+    const { data } = charts[0], [from, to] = ["from", "to"].map(name => (link.dataset[name] - data.begin) / scale);
+    charts[0].view(2 * from - to, 2 * to - from);
+    charts[0].show(data.nodes.find(({ ns, track }) => track.startsWith("GPU waits") && ns[0] === link.dataset.from - data.begin));
+  });
 }
 
 elements.forEach((element, i) => charts.push(new Timeline(element, contents[i])));

@@ -157,8 +157,8 @@ def demand(
     rate = moved / seconds
     intensity = flops / moved
     amount = (
-        f"at least {format_number(moved / 1e6)} MB by PyTorch's operators "
-        f"(our own kernels are not counted), {format_number(rate / 1e9)} GB/s"
+        f"at least {format_number(moved / 1e6)} MB by PyTorch's operators alone, "
+        f"{format_number(rate / 1e9)} GB/s"
     )
     work = f"{format_number(intensity)} FLOP/byte of these operators"
     if not ceilings or not flops:

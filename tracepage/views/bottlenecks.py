@@ -9,12 +9,14 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from tracepage.cost.operators import OperatorCalls
 from tracepage.cost.optimization_targets import SCHEMA, Step, mean_step, targets
 from tracepage.errors import UsageError
+from tracepage.readers import pytorch
 from tracepage.readers.kernel_names import communication_or
 from tracepage.records import step_profile
 from tracepage.records.step_profile import Profile
-from tracepage.show import run_facts, tables
+from tracepage.show import run_facts, step_causes, tables
 from tracepage.show.report import Report
 from tracepage.views import bandwidth, profile_summary, roofline
 
@@ -25,6 +27,7 @@ LIMITS = {
     "compute": "compute",
     "memory": "memory",
     "launch": "too small for either (launch-bound)",
+    "call": "too small for either (bound by the call)",
     "unknown": "cost not known",
     "not classed": "no ceilings",
 }
@@ -90,11 +93,16 @@ def by_limit(step: Step) -> list[list[Any]]:
     """
     added: dict[str, float] = defaultdict(float)
     for row in step.rows:
-        added[communication_or(row.name, LIMITS[row.bound])] += row.us
+        added[communication_or(row.name, LIMITS[_bound(step, row)])] += row.us
     if step.outside_us:
         added[IDLE if step.on_gpu else "outside operators (Python, dispatch)"] = step.outside_us
     longest = sorted(added.items(), key=lambda item: -item[1])
     return [[name, us, 100 * us / step.us] for name, us in longest]
+
+
+def _bound(step: Step, row: OperatorCalls) -> str:
+    """What binds an operator; a CPU launches nothing."""
+    return "call" if row.bound == "launch" and not step.on_gpu else row.bound
 
 
 def limits(profile: Profile) -> list[tuple[str, str]]:
@@ -134,13 +142,15 @@ def limits(profile: Profile) -> list[tuple[str, str]]:
     return facts
 
 
-def bottleneck_report(step: Step, path: Path, prefix: str = "") -> Report:
-    """Time by span, longest operators and targets of the profile at `path`; it writes
+def bottleneck_report(step: Step, path: Path, prefix: str = "", verdict: str = "") -> Report:
+    """Verdict, time by span, longest operators and targets of the profile at `path`; it writes
     operator_timing.csv and optimization_targets.json.
     """
     profile = step.profile
     run = profile["run"]
     report = Report(f"Bottlenecks of tiny_llama_{run['version']}")
+    if verdict:
+        report.verdict(verdict)
     report.text(
         f"{profile_summary.conditions(profile)}.",
         f"Command `{run['command']}`, profile {path.name}.",
@@ -174,7 +184,7 @@ def _add_spans(report: Report, step: Step) -> None:
         report.table(*profile_summary.span_rows(profile))
     unit, factor = tables.time_unit(step.us / 1e3)
     rows = [[name, us / 1e3 * factor, share] for name, us, share in by_limit(step)]
-    report.table(["limit", unit, "% of step"], rows)
+    report.table(["limit", unit, "% of step"], rows, "The same time by what limits it")
     report.text(ABOUT_SPANS)
     if not step.on_gpu:
         return
@@ -201,7 +211,7 @@ def _add_operators(report: Report, step: Step, prefix: str) -> None:
             row.calls,
             row.us / 1e3 * factor,
             100 * row.us / step.us,
-            row.bound,
+            _bound(step, row),
             row.percent,
         ]
         for row in step.rows[:TOP]
@@ -267,6 +277,8 @@ def write_bottlenecks(profile_data: Path, output_report: Path, version: str) -> 
     if output_report.parent == Path("."):
         output_report = FOLDER / output_report
     prefix = "" if output_report.name == DEFAULT else f"{output_report.stem}_"
-    return bottleneck_report(step, path, prefix).publish_as(
+    source = pytorch.with_trace(pytorch.profile_source(path, step.profile))
+    verdict = step_causes.attribute(source).verdict["sentence"]
+    return bottleneck_report(step, path, prefix, verdict).publish_as(
         output_report, ("md", "csv", "json"), "--output-report"
     )

@@ -32,10 +32,8 @@ SAME_WORK = (
     "same work: see the kinds."
 )
 NO_SPANS = "torch.compile leaves no spans in what it compiles: that work is under `other`."
-UNKNOWN = (
-    "One of the files does not say what it ran on, so device, shapes and precision were not "
-    "compared."
-)
+UNKNOWN = "Shapes and precision were not compared: not both files say what they were."
+NO_DEVICE = "Not both files name their device, so these were not compared."
 TOTALS = (
     "These sources do not know training steps: counts are of whole files and compare only if both "
     "runs had as many steps."
@@ -100,7 +98,7 @@ def compare_launches(before: Source, after: Source, may_differ: bool = False) ->
         notes += _differences(before, after, may_differ)
         conditions.append(run_facts.describe(profiles[0]["run"]))
     else:
-        notes.append(UNKNOWN)
+        notes += [*device_notes(before, after), UNKNOWN]
         if not before.steps:
             notes.append(TOTALS)
     if counted == "kernels":
@@ -120,6 +118,18 @@ def compare_launches(before: Source, after: Source, may_differ: bool = False) ->
 def conditions(profile: Profile | Profiled) -> dict[str, Any]:
     """The conditions that two profiles must share."""
     return run_record.conditions(profile["run"]) | {"attention only": profile["attention_only"]}
+
+
+def device_notes(before: Source, after: Source) -> list[str]:
+    """A warning where the two ran on different devices, or do not say."""
+    if not before.device or not after.device:
+        return [NO_DEVICE]
+    if before.device == after.device:
+        return []
+    return [
+        f"They ran on different devices, {before.device} and {after.device}: a change of a time "
+        "can be that of the device."
+    ]
 
 
 def _differences(before: Source, after: Source, may_differ: bool) -> list[str]:

@@ -12,13 +12,12 @@ from tracepage.files import writable_file, write_text
 from tracepage.readers import kernel_names, load_kernels
 from tracepage.readers.source import SERIALIZED_NOTE, Source
 from tracepage.readers.trace import CLOCK_ERROR_NS, pauses
-from tracepage.show import tables
+from tracepage.show import step_causes, tables
 from tracepage.show.report import Report
 
 import numpy
 import pandas
 
-IDLE = 50  # % of a step in which no kernel runs, from which launches limit it
 # A launch costs the host some us: the GPU may wait for the launch after a kernel that is shorter
 # than this.
 SHORT_NS = 10_000
@@ -63,42 +62,9 @@ def gaps(source: Source) -> Gaps | None:
     return Gaps(window, float(window - idle.sum()), idle)
 
 
-def idle_percent(source: Source) -> float | None:
-    """The share of the time from the first kernel to the last in which none runs; None on a CPU, or
-    where not known.
-    """
-    idle = None if source.are_operators else gaps(source)
-    return 100 * (1 - idle.busy_ns / idle.window_ns) if idle and idle.window_ns else None
-
-
-def verdict(source: Source, idle: float | None, advice: str) -> str:
-    """What limits a step, and the most that mending it gains (Amdahl's law).
-
-    Args:
-        idle: the % of the step in which no kernel runs; None where the file does not tell.
-        advice: how the program of this file could wait less, as a sentence without its full stop.
-    """
-    if idle is not None and idle >= IDLE:
-        most = f": at most {100 / (100 - idle):.1f} times as fast" if idle < 100 else ""
-        return (
-            f"Limited by launches: the GPU is idle for {idle:.0f} % of the step. {advice}{most}. "
-            "It idles less without the profiler, which slows the host."
-        )
-    table = source.table
-    ns = table.duration_ns.groupby(table.name.map(kernel_names.kind)).sum()
-    longest = f"{100 * ns.max() / (ns.sum() or 1):.0f} %"
-    if source.are_operators:
-        limit = f"Limited by the CPU's work: {longest} of the operators' time is {ns.idxmax()}"
-    else:
-        limit = f"Limited by the GPU's work: {longest} of the kernels' time is {ns.idxmax()}"
-    return (
-        f"{limit}." if idle is None else f"{limit}; the GPU is idle for {idle:.0f} % of the step."
-    )
-
-
-def launch_report(source: Source, top: int) -> Report:
-    """Source, launches, busy share and short launches, and a table of the `top` kernels that take
-    longest.
+def launch_report(source: Source, top: int, verdict: str = "") -> Report:
+    """Verdict, source, launches, busy share and short launches, and a table of the `top` kernels
+    that take longest.
     """
     table = source.table
     rows = summary(source)
@@ -121,6 +87,8 @@ def launch_report(source: Source, top: int) -> Report:
     if unknown and not source.are_operators:
         facts.append(("of no known kind", unknown))
     report = Report("Kernel launches")
+    if verdict:
+        report.verdict(verdict)
     report.facts(facts)
     label = "operator" if source.are_operators else "kernel"
     title = f"{label.capitalize()}s that take longest, {min(top, len(rows))} of {len(rows)}"
@@ -171,10 +139,8 @@ def _short(table: pandas.DataFrame) -> str:
     of_calls = 100 * count / table.calls.sum()
     of_time = 100 * short.duration_ns.sum() / (table.duration_ns.sum() or 1)
     by_mean = "" if (table.calls == 1).all() else ", by the mean of each row"
-    return (
-        f"{count:,}: {of_calls:.1f} % of them, {of_time:.1f} % of the time{by_mean} "
-        "(launch-bound candidates)"
-    )
+    candidates = "" if (table.category == "operator").any() else " (launch-bound candidates)"
+    return f"{count:,}: {of_calls:.1f} % of them, {of_time:.1f} % of the time{by_mean}{candidates}"
 
 
 def write_launches(trace_file: Path, top: int, csv_out: Path | None) -> str:
@@ -184,7 +150,8 @@ def write_launches(trace_file: Path, top: int, csv_out: Path | None) -> str:
     source = load_kernels.load(trace_file)
     if csv_out:
         writable_file(csv_out, "--csv-out", (source.path,))
-    text = launch_report(source, top).terminal()
+    verdict = step_causes.attribute(source).verdict["sentence"]
+    text = launch_report(source, top, verdict).terminal()
     if csv_out is None:
         return text
     write_text(csv_out, summary(source).to_csv(index=False))

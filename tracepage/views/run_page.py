@@ -2,32 +2,45 @@
 which its file has the numbers.
 
     profile, with its trace beside it    everything, against the ceilings that the run measured
-    trace of torch.profiler              timeline, time by span, kernels, memory, critical path
+    trace of torch.profiler              timeline, time by span, kernels, memory
     file of another profiler             kernels; a timeline where it has times, and memory traffic
                                          where it has counters
     other Chrome trace                   timeline, and the events by name
 
-Two files have both timelines, what limits each step, and the launches that went and came.
+Two files have both timelines, what limits each step, the causes that changed, and the launches that
+went and came.
+
+What a page says first is also written as short Markdown or as JSON, for the log of a test machine
+or an assistant. The JSON of one file, with times in ms of a step:
+
+    file, device, steps    what ran; steps is null where the file has none, and then the times are
+                           those of the whole file
+    step_ms
+    verdict                cause, ms, gain (times as fast without it, at most), sentence
+    parts                  cause, kind (of work), ms, count, where; they add up to step_ms
+    notes                  caveats of the file
+
+Of two files it has `runs`, a list of both, and `changes`: part, before_ms, after_ms, change_ms.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tracepage.causes.waits import StepCauses
 from tracepage.cost.optimization_targets import mean_step
 from tracepage.errors import UsageError
-from tracepage.readers import chrome_trace, graph_replays, kernel_names, load_kernels
+from tracepage.readers import chrome_trace, load_kernels, pytorch
 from tracepage.readers.source import OTHER_TRACE, Source
 from tracepage.readers.trace import Trace
-from tracepage.records import run_record, step_profile
-from tracepage.records.step_profile import Profile, Sums
-from tracepage.show import run_facts, tables
+from tracepage.records import run_record
+from tracepage.records.step_profile import Profile
+from tracepage.show import run_facts, step_causes, tables
 from tracepage.show.report import Report
+from tracepage.terminal import shortened
 from tracepage.views import (
     bandwidth,
     bottlenecks,
-    critical_path,
     launch_changes,
     launches,
     memory_timeline,
@@ -38,60 +51,60 @@ from tracepage.views import (
 )
 
 TOP = 25  # Rows in the tables of kernels and events.
+FEW = 10  # Rows of kernels in a summary.
+NAME = 60  # Characters of a kernel's name in it.
 CHANGES = 10  # Rows in the table of changes.
 HOW_TO_READ = (
     "Press an event for its numbers, or a name with a colour to see only its events. "
     "Ctrl and the wheel zoom."
 )
 LIMITS = "The step against its limits"
-FEWER = "Capture the step as a graph, or fuse its kernels"
-GRAPHS = "It launches graphs already, so see the gaps in the timeline"
 
 
 def load_page_source(path: Path) -> Source:
     """A file that has a page; a profile with its trace, if that lies beside it."""
-    source = load_kernels.load(path, any_trace=True)
-    if source.profile is None:
-        return source
-    trace = path.parent / source.profile["trace"]
-    return replace(source, trace=graph_replays.load(trace)) if trace.exists() else source
+    return pytorch.with_trace(load_kernels.load(path, any_trace=True))
 
 
 def make_page(sources: Sequence[Source]) -> Report:
     """The page of a file, or of two."""
-    pages = [_page_of(source) for source in sources]
-    return _page_of_two(sources, pages) if pages[1:] else pages[0]
+    causes = list(map(_causes, sources))
+    pages = [_page_of(*side) for side in zip(sources, causes, strict=True)]
+    return _page_of_two(sources, pages, causes) if pages[1:] else pages[0]
 
 
-def _page_of(source: Source) -> Report:
+def _causes(source: Source) -> StepCauses | None:
+    """None for the trace of another program."""
+    return None if source.kind == OTHER_TRACE else step_causes.attribute(source)
+
+
+def _page_of(source: Source, causes: StepCauses | None) -> Report:
+    if causes is None:
+        return _events_page(source)
     if source.profile:
-        return _profile_page(source, source.profile)
+        return _profile_page(source, source.profile, causes)
     if source.trace:
-        return _trace_page(source, source.trace)
-    return _events_page(source) if source.kind == OTHER_TRACE else _kernels_page(source)
+        return _trace_page(source, source.trace, causes)
+    return _kernels_page(source, causes)
 
 
-def _profile_page(source: Source, profile: Profile) -> Report:
+def _profile_page(source: Source, profile: Profile, causes: StepCauses) -> Report:
     """The page of a profile, with what its trace tells, if the source has that."""
     run = profile["run"]
     trace = source.trace
     steps = profile["profiled_steps"]
-    processes = run_record.processes(run)
-    preset = f"{run['training']['preset']} {run['precision']['compute']}"
-    title = f"{run['version']} {preset}, {run['device']['name']}"
-    page = Report(f"{title}, {processes} processes" if processes > 1 else title)
-    advice = GRAPHS if run.get("settings", {}).get("capture_step") else "Try `--capture-step`"
-    page.text(launches.verdict(source, step_profile.idle_percent(profile), advice))
+    page = Report(title(source))
+    step_causes.add_sections(page, causes, trace)
     parts = bottlenecks.bottleneck_report(mean_step(profile), source.path)
     page.include(parts, "", "time-of-the-step-by-span", "time-of-attention")
     if trace:
-        _add_timeline(page, timeline.draw_trace(trace), f"profiled steps: {steps}")
+        _add_timeline(page, timeline.draw_trace(trace, causes.gaps), f"profiled steps: {steps}")
     page.include(parts, "", "the-step-against-its-limits", "targets-of-optimization")
     if profile["kernels"]:
         page.section("Kernels")
         header, rows = launches.kernel_rows(launches.summary(source), "kernel", steps)
-        title = f"A mean step, {min(TOP, len(rows))} of {len(rows)}"
-        page.table(header, rows, title, code=["kernel"], top=TOP)
+        about = f"A mean step, {min(TOP, len(rows))} of {len(rows)}"
+        page.table(header, rows, about, code=["kernel"], top=TOP)
         page.text(profile_summary.launches(profile))
     if run["ceilings"]:
         points = roofline.from_profile(profile)
@@ -102,40 +115,34 @@ def _profile_page(source: Source, profile: Profile) -> Report:
     memory_use.add_section(page, profile)
     if trace and profile["memory_peak_bytes"] is not None:
         memory_timeline.add_peak(page, trace)
-    if trace:
-        _add_critical_path(page, trace)
     page.section("Run")
     page.text(f"{profile_summary.conditions(profile)}. Command: `{run['command']}`")
     return page
 
 
-def _trace_page(source: Source, trace: Trace) -> Report:
+def _trace_page(source: Source, trace: Trace, causes: StepCauses) -> Report:
     """The page of a trace of torch.profiler, whoever made it."""
-    page = Report(source.path.name)
-    sums = chrome_trace.profile_tables(trace)
-    idle = step_profile.idle_percent(sums) if source.steps else launches.idle_percent(source)
-    advice = GRAPHS if trace.kernels.graph.notna().any() else FEWER
-    page.text(launches.verdict(source, idle, advice))
-    if source.steps:
-        _add_step(page, trace, sums, idle)
+    page = Report(title(source))
+    step_causes.add_sections(page, causes, trace)
+    if source.steps and timeline.spanned(trace):
+        _add_spans(page, trace)
     extent = f"profiled steps: {source.steps}" if source.steps else "all events"
-    _add_timeline(page, timeline.draw_trace(trace), extent)
-    page.include(launches.launch_report(source, TOP), "Kernels")
+    _add_timeline(page, timeline.draw_trace(trace, causes.gaps), extent)
+    _add_launches(page, source)
     if len(trace.memory):
         page.section("Memory")
         memory_timeline.add_peak(page, trace)
-    _add_critical_path(page, trace)
     return page
 
 
-def _kernels_page(source: Source) -> Report:
+def _kernels_page(source: Source, causes: StepCauses) -> Report:
     """The page of a file of rocprofv3, rocprof-compute or ncu."""
-    page = Report(source.path.name)
-    page.text(launches.verdict(source, launches.idle_percent(source), FEWER))
+    page = Report(title(source))
+    step_causes.add_sections(page, causes)
     events = timeline.draw_calls(source)
     if events:
         _add_timeline(page, events, "all launches")
-    page.include(launches.launch_report(source, TOP), "Kernels")
+    _add_launches(page, source)
     if source.kind in bandwidth.COUNTED:
         traffic = bandwidth.counted_traffic(source)
         if isinstance(traffic, bandwidth.Traffic):
@@ -170,39 +177,48 @@ def _add_timeline(page: Report, events: dict[str, Any], name: str) -> None:
     page.text(about)
 
 
-def _add_step(page: Report, trace: Trace, sums: Sums, idle: float | None) -> None:
-    """Adds the time of a mean step by span, or by kind of work where kernels have no spans."""
+def title(source: Source) -> str:
+    """What ran: the version or the file, PyTorch where it is known, the device and the steps."""
+    parts = [source.path.name]
+    if source.profile:
+        run = source.profile["run"]
+        processes = run_record.processes(run)
+        parts = [f"{run['version']} {run['training']['preset']} {run['precision']['compute']}"]
+        if processes > 1:
+            parts.append(f"{processes} processes")
+        parts.append(f"torch {run['environment']['torch']}")
+    parts.append(source.device)
+    if source.steps:
+        parts.append(tables.counted(source.steps, "profiled step"))
+    return ", ".join(filter(None, parts))
+
+
+def _add_launches(page: Report, source: Source) -> None:
+    name = "Operators" if source.are_operators else "Kernels"
+    page.include(launches.launch_report(source, TOP), name)
+
+
+def _add_spans(page: Report, trace: Trace) -> None:
+    """Adds the time of a mean step by span."""
+    sums = chrome_trace.profile_tables(trace)
     kernels = trace.kernels[trace.kernels.step >= 0]
-    whole_us = sum(sums["step_us"])
-    kernels_us = kernels.duration_ns.sum() / 1e3
-    if idle is None or timeline.spanned(trace):
-        page.section("Time of the step by span")
-        page.table(*profile_summary.span_rows(sums))
-    else:
-        ns = kernels.duration_ns.groupby(kernels.name.map(kernel_names.kind)).sum()
-        shares = ns.sort_values(ascending=False) / 10 / whole_us
-        shares[bottlenecks.IDLE] = idle
-        ms = whole_us / 1e3 / len(trace.steps)
-        rows = [[name, share / 100 * ms, share] for name, share in shares.items()]
-        page.section("Time of the step by kind of work")
-        page.table(["kind", "ms", "% of step"], rows)
-    page.text(*bottlenecks.overlap(kernels_us, sums["device_busy_us"]))
+    page.section("Time of the step by span")
+    page.table(*profile_summary.span_rows(sums))
+    page.text(*bottlenecks.overlap(kernels.duration_ns.sum() / 1e3, sums["device_busy_us"]))
 
 
-def _add_critical_path(page: Report, trace: Trace) -> None:
-    kernels = critical_path.step(trace)
-    if kernels is not None:
-        page.section("Critical path")
-        page.table(["quantity", "of the median step"], critical_path.summary(kernels).items())
-
-
-def _page_of_two(sources: Sequence[Source], pages: Sequence[Report]) -> Report:
-    """The timelines of two files on one scale, what limits each step, and how launches changed."""
+def _page_of_two(
+    sources: Sequence[Source], pages: Sequence[Report], causes: Sequence[StepCauses | None]
+) -> Report:
+    """The timelines of two files on one scale, what limits each step, which causes changed, and how
+    launches changed.
+    """
     sections = [section for page in pages for section in page.sections]
     timelines = [
         item.content for section in sections for item in section.items if item.kind == "timeline"
     ]
-    have_kernels = all(source.kind != OTHER_TRACE for source in sources)
+    known = [side for side in causes if side]
+    have_kernels = len(known) == 2
     first, second = sources
     if len(timelines) < 2 and not have_kernels:
         raise UsageError(
@@ -212,10 +228,13 @@ def _page_of_two(sources: Sequence[Source], pages: Sequence[Report]) -> Report:
     result.section("Runs")
     result.facts(
         [
-            (str(number), f"{source.path}. {page.sections[0].items[0].content}")
+            (str(number), f"{source.path}. {page.first_sentence()}")
             for number, (source, page) in enumerate(zip(sources, pages, strict=True), 1)
         ]
     )
+    if have_kernels:
+        result.text(*launch_changes.device_notes(*sources))
+        step_causes.add_changes(result, *known)
     if timelines:
         result.section("Timeline")
         for number, (name, events) in enumerate(timelines, 1):
@@ -232,3 +251,60 @@ def _page_of_two(sources: Sequence[Source], pages: Sequence[Report]) -> Report:
         reduction = launch_changes.compare_launches(first, second, may_differ=True)
         launch_changes.add_section(result, reduction, "changes", CHANGES)
     return result
+
+
+def _causes_of_step(source: Source) -> StepCauses:
+    """UsageError: it is the trace of another program."""
+    causes = _causes(source)
+    if causes is None:
+        raise UsageError(
+            f"{source.path} has no kernels and no operators of PyTorch: "
+            "only a page shows it, --output FILE.html"
+        )
+    return causes
+
+
+def summary_report(sources: Sequence[Source]) -> Report:
+    """Verdict, parts, longest waits and kernels of a file, or what changed between two."""
+    causes = list(map(_causes_of_step, sources))
+    titles = list(map(title, sources))
+    report = Report(" and ".join(titles))
+    if len(sources) == 2:
+        sentences = [side.verdict["sentence"] for side in causes]
+        report.facts(list(zip(("1", "2"), sentences, strict=True)))
+        report.text(*launch_changes.device_notes(*sources))
+        step_causes.add_changes(report, *causes)
+        return report
+    [source] = sources
+    step_causes.add_sections(report, causes[0], source.trace)
+    label = "operator" if source.are_operators else "kernel"
+    rows = launches.summary(source).head(FEW)
+    header, body = launches.kernel_rows(rows, label, source.steps or 1)
+    named = [[shortened(name, NAME), *numbers] for name, *numbers in body]
+    report.section(f"{label.capitalize()}s that take longest")
+    report.table(header, named, code=[label])
+    report.text(*source.notes)
+    return report
+
+
+def summary_json(sources: Sequence[Source]) -> dict[str, Any]:
+    """The content of the JSON file."""
+    causes = list(map(_causes_of_step, sources))
+    runs = [_run(*side) for side in zip(sources, causes, strict=True)]
+    if len(runs) == 1:
+        return runs[0]
+    keys = ("part", "before_ms", "after_ms", "change_ms")
+    rows = [dict(zip(keys, row, strict=True)) for row in step_causes.changes(*causes)]
+    return {"runs": runs, "changes": rows}
+
+
+def _run(source: Source, causes: StepCauses) -> dict[str, Any]:
+    return {
+        "file": str(source.path),
+        "device": source.device,
+        "steps": source.steps,
+        "step_ms": causes.step_ms,
+        "verdict": causes.verdict,
+        "parts": causes.parts,
+        "notes": source.notes,
+    }

@@ -1,5 +1,5 @@
 """The events of a trace as the page of a run draws them: a track for each thread of the host and
-each stream of a GPU.
+each stream of a GPU, and first one of the GPU's waits, by cause.
 
 A timeline is plain JSON, times in ns since its first event:
 
@@ -9,6 +9,7 @@ A timeline is plain JSON, times in ns since its first event:
     names, groups, details        what these positions stand for; the colour of an event is that of
                                   its group
     steps      name, start and end of each profiled step
+    begin      the first event's time in the trace
     left_out   how many events there were beyond EVENTS: the shortest of the host
 """
 
@@ -19,9 +20,13 @@ from tracepage.readers.kernel_names import communication_or, kind, short_name
 from tracepage.readers.source import Source
 from tracepage.readers.trace import Trace
 from tracepage.readers.trace_events import Event
+from tracepage.show import step_causes
 from tracepage.span_names import FORWARD_SPANS, SPANS
 
+import pandas
+
 EVENTS = 50_000
+WAITS = "GPU waits, by cause"
 STREAMS = 8  # A GPU with more has one track: each branch of a graph can have several.
 
 
@@ -44,15 +49,15 @@ def spanned(trace: Trace) -> bool:
     return bool(calls.span.isin(FORWARD_SPANS).any())
 
 
-def draw_trace(trace: Trace) -> dict[str, Any]:
+def draw_trace(trace: Trace, gaps: pandas.DataFrame) -> dict[str, Any]:
     """The profiled steps, or all of a trace without steps; groups are spans or, where there are
-    none, kinds of work.
+    none, kinds of work. `gaps` are those of `StepCauses`.
     """
     stepped = len(trace.steps) > 0
     with_spans = spanned(trace)
     kernels = trace.kernels[trace.kernels.step >= 0] if stepped else trace.kernels
     forward = {event.thread for event in trace.host if event.phase == "forward"}
-    bars = []
+    bars = [_wait(gap) for gap in gaps.itertuples()]
     for event in trace.host:
         if event.kind != "memory" and (event.step >= 0 or not stepped):
             track = f"host, thread {event.thread[1]}"
@@ -83,6 +88,20 @@ def draw_trace(trace: Trace) -> dict[str, Any]:
         )
     steps = [(f"step {number}", *times) for number, times in enumerate(trace.step_times(), 1)]
     return _timeline(bars, steps)
+
+
+def _wait(gap: Any) -> Bar:
+    """A row of `StepCauses.gaps`."""
+    pairs = [("operator", gap.operator), ("span", gap.span), ("line", gap.line)]
+    return Bar(
+        WAITS,
+        int(gap.start_ns),
+        int(gap.duration_ns),
+        step_causes.wait_name(gap),
+        gap.cause.replace("_", " "),
+        tuple(pair for pair in pairs if pair[1]),
+        on_device=True,
+    )
 
 
 def _host_bar(track: str, event: Event, with_spans: bool) -> Bar:
@@ -137,7 +156,9 @@ def draw_events(source: Source) -> dict[str, Any]:
 
 def _timeline(bars: list[Bar], steps: Iterable[tuple[str, int, int]] = ()) -> dict[str, Any]:
     kept = sorted(bars, key=lambda bar: (bar.on_device, bar.duration))[-EVENTS:]
-    kept.sort(key=lambda bar: (bar.on_device, bar.track, bar.start, -bar.duration))
+    kept.sort(
+        key=lambda bar: (bar.track != WAITS, bar.on_device, bar.track, bar.start, -bar.duration)
+    )
     begin = min((bar.start for bar in kept), default=0)
     names: dict[str, int] = {}
     groups: dict[str, int] = {}
@@ -162,5 +183,6 @@ def _timeline(bars: list[Bar], steps: Iterable[tuple[str, int, int]] = ()) -> di
         "groups": list(groups),
         "details": list(details),
         "steps": [(name, start - begin, end - begin) for name, start, end in steps],
+        "begin": begin,
         "left_out": len(bars) - len(kept),
     }

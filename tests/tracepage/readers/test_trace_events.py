@@ -291,3 +291,18 @@ def test_every_launch_of_a_real_trace_is_counted_or_said_not_to_be(path):
         float(ms) for _, ms in left_out
     ) == pytest.approx(frame.dur.sum() / 1e3, rel=0.01)
     assert not kernel_names.unknown(found.table.groupby("name").duration_ns.sum().to_dict())
+
+
+def test_the_gpus_that_ran_kernels_are_named(tmp_path):
+    """Others of the machine are not, nor is any in a trace that is a list of events alone."""
+    properties = [
+        {"id": number, "name": name, "numSms": 132, "totalGlobalMem": 8_000, "warpSize": 32}
+        for number, name in enumerate(("NVIDIA H100", "NVIDIA H200"))
+    ]
+    events = launched(event("kernel", "gemm", 100, 200, stream=7) | {"pid": 1})
+    content = {"deviceProperties": properties, "traceEvents": events}
+    (tmp_path / "trace.json").write_text(json.dumps(content))
+    (tmp_path / "list.json").write_text(json.dumps(events))
+    device = {"id": 1, "name": "NVIDIA H200", "multiprocessors": 132, "memory": 8_000}
+    assert chrome_trace.load(tmp_path / "trace.json").devices == [device]
+    assert chrome_trace.load(tmp_path / "list.json").devices == []

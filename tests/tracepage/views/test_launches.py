@@ -49,8 +49,8 @@ def test_summary_adds_up_by_name():
 
 
 def facts(output: str) -> dict[str, str]:
-    """The lines between the title and the table, by their labels."""
-    lines = re.sub("\n +", " ", output.split("\n\n")[1]).splitlines()
+    """The lines between the verdict and the table, by their labels."""
+    lines = re.sub("\n +", " ", output.split("\n\n")[2]).splitlines()
     return dict(re.split(" {2,}", line, maxsplit=1) for line in lines)
 
 
@@ -60,6 +60,8 @@ def test_script_reports_a_kernel_trace(tmp_path, execute):
         SCRIPT, "--trace-file", "results.csv", "--csv-out", "tables/launches.csv", "--top", 1
     ).out
     found = facts(shown)
+    verdict = " ".join(shown.split("\n\n")[1].split())
+    assert "0.004 ms of the 0.021 ms in the file (19 %)" in verdict
     assert found["source"] == "rocprofv3-kernel-trace, results.csv_kernel_trace.csv"
     assert found["note"].startswith("there is no results.csv: took results.csv_kernel_trace.csv")
     assert found["launches"] == "3; kernel 2, memcpy 1" and found["total time"] == "18 us"

@@ -7,6 +7,7 @@ from tests import branched_traces
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES
 from tests.small_traces import gpu_trace, write_profile
+from tracepage.causes.waits import CAUSES
 from tracepage.errors import UsageError
 from tracepage.readers import chrome_trace
 from tracepage.views import run_page, timeline
@@ -14,6 +15,7 @@ from tracepage.views import run_page, timeline
 import pytest
 
 H200 = ROOT / "results" / "h200"
+GOES = "Where the step goes"
 
 
 def build(*paths):
@@ -27,6 +29,7 @@ def titles(report) -> list[str]:
 def test_a_profile_has_everything_and_without_its_trace_no_timeline(gpu_profile):
     page = build(gpu_profile)
     assert titles(page) == [
+        "Where the step goes",
         "Time of the step by span",
         "Timeline",
         "The step against its limits",
@@ -35,7 +38,6 @@ def test_a_profile_has_everything_and_without_its_trace_no_timeline(gpu_profile)
         "Roofline",
         "The operators that take longest",
         "Memory",
-        "Critical path",
         "Run",
     ]
     html = page.html()
@@ -54,10 +56,10 @@ def test_a_profile_has_everything_and_without_its_trace_no_timeline(gpu_profile)
     [
         (
             H200 / "traces/v4_small.json.gz",
-            ["Time of the step by kind of work", "Timeline", "Kernels", "Critical path"],
+            ["Where the step goes", "Timeline", "Kernels"],
         ),
-        (FIXTURES / "new_kernel_trace.csv", ["Timeline", "Kernels"]),
-        (FIXTURES / "ncu_raw.csv", ["Kernels", "Memory traffic"]),
+        (FIXTURES / "new_kernel_trace.csv", ["Where the step goes", "Timeline", "Kernels"]),
+        (FIXTURES / "ncu_raw.csv", ["Where the step goes", "Kernels", "Memory traffic"]),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
@@ -70,62 +72,89 @@ def test_other_files(path, expected):
     [
         (
             H200 / "traces/v1_small.json.gz",
-            "Limited by launches: the GPU is idle for 92 % of the step. Capture the step as a graph,",
+            "The GPU waits for launches, each of which takes longer than the kernel before: 46.4 ms",
         ),
         (
             H200 / "v1_small_profile.json.gz",
-            "Limited by launches: the GPU is idle for 88 % of the step. Try `--capture-step`: at",
+            "The GPU waits for launches, each of which takes longer than the kernel before: 52.1 ms",
         ),
         (
             ROOT / "results/cpu/v1_small_profile.json.gz",
-            "Limited by the CPU's work: 83 % of the operators' time is matrix products",
+            "Limited by the CPU's work: 80 % (1.39 s) of the step is matrix products. Use more",
         ),
         (
             H200 / "traces/v4_small.json.gz",
-            "Limited by the GPU's work: 49 % of the kernels' time is matrix products; the GPU",
+            "The GPU works for 100 % of a step of 1.16 ms. Most of it is matrix products: 0.7",
         ),
-        (FIXTURES / "new_kernel_trace.csv", "Limited by the GPU's work"),
+        (
+            FIXTURES / "new_kernel_trace.csv",
+            "The GPU waits, and the file does not tell for what: 0.004 ms of the 0.021 ms in the",
+        ),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_a_page_begins_with_what_limits_the_step(path, verdict):
-    assert build(path).sections[0].items[0].content.startswith(verdict)
-
-
-def test_a_cpus_trace_without_steps_tells_of_no_idle_gpu(tmp_path):
-    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": 5}
-    (tmp_path / "trace.json").write_text(json.dumps([event]))
-    said = "Limited by the CPU's work: 100 % of the operators' time is matrix products."
-    assert build(tmp_path / "trace.json").sections[0].items[0].content == said
+    first = build(path).sections[0].items[0]
+    assert first.kind == "verdict" and first.content.startswith(verdict)
 
 
 def test_a_captured_step_that_waits_is_not_told_to_capture(tmp_path):
-    profile = branched_traces.write(tmp_path, captured=True)
-    for path in (profile, tmp_path / "trace_1.json"):
-        assert (
-            "the GPU is idle for 96 % of the step. It launches graphs already"
-            in build(path).sections[0].items[0].content
-        )
+    branched_traces.write(tmp_path, captured=True)
+    sentence = build(tmp_path / "trace_1.json").first_sentence()
+    assert sentence.startswith("The GPU waits") and "Capture" not in sentence
 
 
-def test_parallel_kernels_add_up_to_more_than_the_step_and_the_page_says_so():
-    [step] = [
-        part
-        for part in build(H200 / "traces/v4_small.json.gz").sections
-        if part.title.startswith("Time of the step")
-    ]
-    assert "parts add up to" in step.items[1].content
-    rows, trace = (
-        {row[0]: row[1:] for row in step.items[0].content.rows},
-        chrome_trace.load(H200 / "traces/v4_small.json.gz"),
+def test_parts_that_are_no_kernels_are_the_time_in_which_none_runs():
+    path = H200 / "traces/v4_small.json.gz"
+    [step] = [part for part in build(path).sections if part.title == GOES]
+    trace = chrome_trace.load(path)
+    idle_ms = (sum(trace.step_ns()) - trace.device_busy_ns()) / 1e6 / len(trace.steps)
+    waits = {"between kernels", *(cause.replace("_", " ") for cause in CAUSES)}
+    ms = [row[1] for row in step.items[0].content.rows if row[0] in waits]
+    assert sum(ms) == pytest.approx(idle_ms)
+
+
+def test_a_cpus_trace_without_steps_tells_of_no_gpu(tmp_path):
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": 5}
+    (tmp_path / "trace.json").write_text(json.dumps([event]))
+    page = build(tmp_path / "trace.json")
+    assert page.first_sentence().startswith(
+        "Limited by the CPU's work: 100 % (5 us) of the recorded time is matrix products. Use"
     )
-    us, steps = sum(trace.step_ns()) / 1e3, len(trace.steps)
-    idle, kernels = (
-        us - trace.device_busy_ns() / 1e3,
-        trace.kernels.duration_ns[trace.kernels.step >= 0].sum() / 1e3,
-    )
-    assert rows["GPU idle"] == pytest.approx([idle / 1e3 / steps, 100 * idle / us])
-    assert sum(ms for ms, _ in rows.values()) == pytest.approx((kernels + idle) / 1e3 / steps)
+    assert titles(page) == ["Where the step goes", "Timeline", "Operators"]
+
+
+def words(page) -> str:
+    """The text of a page as a reader sees it."""
+    text = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", page.html(), flags=re.DOTALL)
+    return re.sub(r"<[^>]+>", " ", text)
+
+
+def test_a_page_of_a_cpu_has_no_words_of_a_gpu(cpu_profile):
+    content = json.loads(cpu_profile.read_text())
+    content["run"]["memory"]["kind"] = "process"
+    cpu_profile.write_text(json.dumps(content))
+    for path in (cpu_profile, cpu_profile.with_name("trace_1.json")):
+        text = words(build(path)).replace(str(path.parent), "")
+        assert re.findall(r"(?i)\b(gpu|kernels?|launch\w*|cuda|hip)\b", text) == []
+
+
+def test_a_version_that_always_fuses_is_told_of_no_fusion(gpu_profile):
+    content = json.loads(gpu_profile.read_text())
+    for settings, told in (({}, True), ({"memory_plan": True, "fp8": False}, False)):
+        content["run"]["settings"] = settings
+        gpu_profile.write_text(json.dumps(content))
+        assert ("QKV fusion" in words(build(gpu_profile))) == told
+
+
+def test_the_bar_has_all_parts_and_its_table_the_share_of_the_step_first(gpu_profile):
+    page = build(gpu_profile)
+    bar = page.sections[0].items[1]
+    assert bar.kind == "bar" and sum(share for _, share, _ in bar.content) == pytest.approx(100)
+    rows = page.sections[1].items[0].content.rows
+    assert sum(row[2] for row in rows) == pytest.approx(100)
+    heads = re.findall(r"<th [^>]*>([^<]*)</th>", page.html())
+    assert heads[:5] == ["cause", "% of step", "ms", "count", "where"]
 
 
 def test_what_is_no_profile_and_no_trace_has_no_page():
@@ -215,6 +244,38 @@ def test_a_captured_trace_has_the_spans_of_the_eager_one_beside_it(tmp_path):
     assert "by span" not in build(eager, captured).markdown()
 
 
+def with_gpu(path, name: str):
+    """The trace of `gpu_trace`, of a GPU of that name."""
+    content = gpu_trace()
+    devices = {event["pid"] for event in content["traceEvents"] if event["cat"] == "kernel"}
+    properties = [{"id": device, "name": name, "numSms": 132} for device in devices]
+    path.write_text(json.dumps({"deviceProperties": properties} | content))
+    return path
+
+
+def test_a_page_names_the_gpu_and_two_gpus_are_compared_with_a_warning(tmp_path):
+    paths = [with_gpu(tmp_path / f"{name}.json", f"NVIDIA {name}") for name in ("H100", "H200")]
+    assert build(paths[0]).title == "H100.json, NVIDIA H100, 2 profiled steps"
+    warning = "They ran on different devices, NVIDIA H100 and NVIDIA H200"
+    assert warning in build(*paths).markdown()
+    same = with_gpu(tmp_path / "other.json", "NVIDIA H100")
+    assert "different devices" not in build(paths[0], same).markdown()
+
+
+def test_two_pages_show_which_causes_changed_in_ms_of_a_step(tmp_path):
+    before, after = (tmp_path / name for name in ("before.json", "after.json"))
+    content = gpu_trace()
+    before.write_text(json.dumps(content))
+    kernels = [event for event in content["traceEvents"] if event["cat"] == "kernel"]
+    [last] = [event for event in kernels if event["args"]["correlation"] == 6]
+    last["dur"] += 20  # It ends the second step.
+    after.write_text(json.dumps(content))
+    [section] = [part for part in build(before, after).sections if part.title == GOES]
+    rows = {row[0]: row[1:] for row in section.items[0].content.rows}
+    assert rows["matrix products"][2] == pytest.approx(0.01)
+    assert rows["the step"][2] == pytest.approx(0.01)
+
+
 def test_two_files_of_one_kind_stand_side_by_side_and_others_are_refused(tmp_path, gpu_profile):
     (tmp_path / "trace_3.json").write_text(json.dumps(gpu_trace("hipLaunchKernel")))
     page = build(gpu_profile.with_name("trace_2.json"), tmp_path / "trace_3.json")
@@ -225,3 +286,55 @@ def test_two_files_of_one_kind_stand_side_by_side_and_others_are_refused(tmp_pat
     )
     with pytest.raises(UsageError, match=r"ncu_raw\.csv have nothing in common"):
         build(tmp_path / "other.json", FIXTURES / "ncu_raw.csv")
+
+
+# ------------------------------------------------------------------------------------------------------ Markdown and JSON
+
+
+FILES = [
+    *sorted((ROOT / "results/h200/traces").glob("*.json.gz")),
+    ROOT / "results/h100x2/ddp_large_trace_rank0.json.gz",
+    ROOT / "results/h200/v1_small_profile.json.gz",
+    ROOT / "results/cpu/v1_small_profile.json.gz",
+    FIXTURES / "new_kernel_trace.csv",
+    FIXTURES / "ncu_raw.csv",
+]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_parts_add_up_to_the_step_and_the_markdown_is_short(path):
+    source = run_page.load_page_source(path)
+    content = run_page.summary_json([source])
+    parts = content["parts"]
+    assert sum(part["ms"] for part in parts) == pytest.approx(content["step_ms"], rel=1e-3)
+    for part in parts:
+        assert part["cause"] in CAUSES and part["ms"] >= 0 and part["count"] >= 0
+    verdict = content["verdict"]
+    assert verdict["cause"] in {part["cause"] for part in parts}
+    assert verdict["gain"] >= 1 and 0 < verdict["ms"] <= content["step_ms"] + 1e-9
+    text = run_page.summary_report([source]).markdown()
+    assert len(text.encode()) < 8_000 and verdict["sentence"].replace("<", "&lt;") in text
+    json.dumps(content, allow_nan=False)
+
+
+def test_two_files_have_both_verdicts_and_what_changed(tmp_path):
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text(json.dumps(gpu_trace()))
+    sources = [run_page.load_page_source(tmp_path / name) for name in ("a.json", "b.json")]
+    content = run_page.summary_json(sources)
+    assert [run["file"][-6:] for run in content["runs"]] == ["a.json", "b.json"]
+    whole = content["changes"][-1]
+    assert whole["part"] == "the step" and whole["change_ms"] == 0
+    assert whole["before_ms"] == content["runs"][0]["step_ms"]
+    assert content["runs"][1]["verdict"]["sentence"] in (
+        run_page.summary_report(sources).markdown()
+    )
+
+
+def test_a_trace_of_another_program_has_a_page_alone(tmp_path):
+    event = {"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 0, "dur": 5}
+    (tmp_path / "other.json").write_text(json.dumps([event]))
+    source = run_page.load_page_source(tmp_path / "other.json")
+    for write in (run_page.summary_report, run_page.summary_json):
+        with pytest.raises(UsageError, match=r"other\.json has no kernels .* --output FILE\.html"):
+            write([source])

@@ -5,8 +5,13 @@ program may hold.
 import json
 from pathlib import Path
 
+from tracepage.causes.waits import GAP_COLUMNS
 from tracepage.readers import chrome_trace, load_kernels
 from tracepage.views import timeline
+
+import pandas
+
+NO_GAPS = pandas.DataFrame(columns=GAP_COLUMNS)
 
 
 def events(found: dict, track: str) -> list[tuple]:
@@ -34,7 +39,7 @@ def events(found: dict, track: str) -> list[tuple]:
 
 
 def test_kernels_have_their_stream_span_and_delay(gpu_profile):
-    found = timeline.draw_trace(chrome_trace.load(gpu_profile.with_name("trace_2.json")))
+    found = timeline.draw_trace(chrome_trace.load(gpu_profile.with_name("trace_2.json")), NO_GAPS)
     assert [track["name"] for track in found["tracks"]] == [
         "host, thread 1",
         "host, thread 2 (backward)",
@@ -61,7 +66,7 @@ def test_kernels_have_their_stream_span_and_delay(gpu_profile):
 def test_the_longest_events_and_all_kernels_are_kept(monkeypatch, gpu_profile):
     monkeypatch.setattr(timeline, "EVENTS", 8)
     trace = chrome_trace.load(gpu_profile.with_name("trace_2.json"))
-    found = timeline.draw_trace(trace)
+    found = timeline.draw_trace(trace, NO_GAPS)
     names = [found["names"][name] for track in found["tracks"] for name in track["events"][2::6]]
     assert (
         len(names) == 8
@@ -70,15 +75,30 @@ def test_the_longest_events_and_all_kernels_are_kept(monkeypatch, gpu_profile):
         and found["left_out"] == 24 + 6 - 8
     )
     monkeypatch.setattr(timeline, "EVENTS", 6)
-    assert [track["name"] for track in timeline.draw_trace(trace)["tracks"]] == [
+    assert [track["name"] for track in timeline.draw_trace(trace, NO_GAPS)["tracks"]] == [
         "GPU, stream 7",
         "GPU, stream 8",
     ]
 
 
+def test_waits_stand_first_with_their_cause_and_who_made_the_host_wait(gpu_profile):
+    trace = chrome_trace.load(gpu_profile.with_name("trace_2.json"))
+    waits = [
+        (55_000, 5_000, "copy_to_host", "aten::item", "loss", "train.py(7): main", "aten::item"),
+        (90_000, 10_000, "launches", "", "", "", ""),
+    ]
+    found = timeline.draw_trace(trace, pandas.DataFrame(waits, columns=GAP_COLUMNS))
+    assert found["tracks"][0]["name"] == timeline.WAITS
+    detail = {"operator": "aten::item", "span": "loss", "line": "train.py(7): main"}
+    assert events(found, timeline.WAITS) == [
+        (25, 5, "copy to host, aten::item", "copy to host", -1e-3, detail),
+        (60, 10, "launches", "launches", -1e-3, {}),
+    ]
+
+
 def test_a_cpu_has_self_times(cpu_trace):
     trace = chrome_trace.load(cpu_trace)
-    found = timeline.draw_trace(trace)
+    found = timeline.draw_trace(trace, NO_GAPS)
     [track] = found["tracks"]
     assert len(track["events"]) == 6 * sum(event.kind != "memory" for event in trace.host)
     outer = next(row for row in events(found, track["name"]) if row[2] == "aten::linear")

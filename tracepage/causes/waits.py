@@ -1,0 +1,598 @@
+"""Where the time of a profiled step goes, and why the GPU waits.
+
+Each moment of the profiled steps belongs to one cause, so the parts add up to the step.
+
+- A moment in which kernels run is `work`, of the first of KINDS that runs. A kernel whose grid has
+  fewer blocks than FILLED of the multiprocessors is of the kind SMALL. Where only collectives run
+  it is `communication`, and where only copies between host and device run, a copy by its
+  direction. Copies of `aten::item` and the like are part of the synchronization.
+- A moment in which nothing runs is part of a gap. It belongs to what the host did (`host_time`)
+  until it began the launch of the kernel that ends the gap, and from there on to `launches`. Where
+  that launch was over when the gap began, the host was not late: the GPU itself passes from one
+  kernel to the next (`work`, BETWEEN, as do all gaps in a captured graph). If that takes QUEUED_NS,
+  the kernel waited for something that the trace does not tell.
+- Many copies to the host in a row and a host that is in no operator between or after them are
+  `saving`.
+
+A wait of the host costs more than the gap around it. While the device still works, the host that
+waits loses its lead, and later the queue runs dry between short kernels, which a host that is
+ahead would have queued before. Without the wait, the host would be ahead by as long as it waited
+beside a busy device. So each such time is a debt: gaps of launches after it count for the
+wait until they have used it up, the last wait first. A synchronization that did not really wait has
+no debt, and launches remain the cause. What the host does beside a busy device costs nothing by
+itself.
+
+Removing a cause can reveal another wait, so a gain is a bound: step / (step - part). The profiler
+adds time to each operator and launch, so undisturbed steps wait less for the host.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tracepage.causes import wait_words
+from tracepage.causes.host_time import (
+    CAUSES,
+    CODES,
+    LAUNCHES,
+    LEAST_NS,
+    NODE,
+    OF_ONE_VALUE,
+    HostTime,
+    Stacks,
+    copy_cause,
+    host_time,
+    own_line,
+)
+from tracepage.readers import kernel_names
+from tracepage.readers.source import OTHER_TRACE, SERIALIZED_NOTE, Source
+from tracepage.readers.trace import Trace
+from tracepage.records.step_profile import Profile
+
+import numpy
+import pandas
+from typing_extensions import TypedDict
+
+GAP_COLUMNS = ("start_ns", "duration_ns", "cause", "operator", "span", "line", "where")
+SMALL = "small grids"
+BETWEEN = "between kernels"
+KINDS = (
+    "matrix products",
+    "attention",
+    "convolutions",
+    "elementwise",
+    "reductions",
+    "copies",
+    "other",
+    SMALL,
+)
+# What runs on the device, the first that does; codes of causes stand beside those of work.
+ON_DEVICE = (
+    *KINDS,
+    "communication",
+    "copy_to_device",
+    "copy_to_host",
+    "synchronization",
+    "saving",
+)
+IDLE = -1
+WORK = CODES["work"]
+UNKNOWN = CODES["unknown"]
+NO_HOST = "the file has no events of the host"
+# The last place is that of IDLE.
+DEVICE_CODES = numpy.array([*(CODES.get(kind, WORK) for kind in ON_DEVICE), WORK])
+COPIES = [CODES["copy_to_device"], CODES["copy_to_host"]]
+# What may be part of saving.
+OF_SAVING = [CODES[cause] for cause in ("copy_to_host", "synchronization", "host", "launches")]
+FILLED = 0.5  # A share of the multiprocessors.
+AT_ONCE_US = 20  # A mean; a kernel that was in a queue starts later after its launch.
+QUEUED_NS = 50_000  # A kernel starts sooner after the one before it, if it is in the queue.
+SAVED_COPIES = 8
+LONELY = 4  # Saving writes files, while another use of copies calls operators.
+HASH = re.compile(r" \w{40,}")  # In the names of compiled graphs.
+REMOVABLE = 0.1  # A share of the step.
+
+
+class Part(TypedDict):
+    """One cause, in a mean step; `work` has a part for each kind."""
+
+    cause: str
+    kind: str  # Of `work`: one of KINDS or BETWEEN; else empty.
+    ms: float
+    count: float  # Kernels, waits or gaps.
+    where: str
+
+
+class Verdict(TypedDict):
+    """The largest removable part, or `work` where none is REMOVABLE."""
+
+    cause: str
+    ms: float
+    gain: float  # At most so many times as fast, if it were gone.
+    sentence: str
+
+
+class StepCauses(NamedTuple):
+    """The parts of a mean step add up to `step_ms`. `gaps` has GAP_COLUMNS and a row for each piece
+    of a gap that has one cause, in order; those BETWEEN kernels are left out.
+    """
+
+    step_ms: float
+    parts: list[Part]
+    verdict: Verdict
+    gaps: pandas.DataFrame
+
+
+def attribute(source: Source | Trace) -> StepCauses | None:
+    """The causes of a mean step, or of the whole time where a file marks no steps; None where no
+    GPU works.
+    """
+    if isinstance(source, Trace):
+        return _of_trace(source) if len(source.kernels) else None
+    if source.trace is not None:
+        return attribute(source.trace)
+    if source.are_operators or source.kind == OTHER_TRACE:
+        return None
+    return _of_table(source)
+
+
+class Moments(NamedTuple):
+    """Moments of the steps in which nothing changes, in order; each is of one gap and one cause."""
+
+    starts: numpy.ndarray
+    lengths: numpy.ndarray
+    causes: numpy.ndarray  # Codes.
+    # Rows of `Trace.host`; -2 less the first place of a piece of the host's time in no event.
+    culprits: numpy.ndarray
+    gaps: numpy.ndarray  # Numbers of the gaps; -1 where the device works.
+    kinds: numpy.ndarray  # Places in ON_DEVICE, or IDLE.
+
+
+def _of_trace(trace: Trace) -> StepCauses:
+    kernels = trace.kernels.sort_values("start_ns", kind="stable").reset_index(drop=True)
+    ends = kernels.start_ns + kernels.duration_ns
+    times = trace.step_times() or [(kernels.start_ns.min(), ends.max())]
+    windows = numpy.array(times, dtype=float)
+    stacks = Stacks(trace.frames)
+    host = host_time(trace, stacks)
+    kernels["kind"] = _kinds(trace, kernels, host.codes)
+    moments = _moments(trace, kernels, host, windows)
+    moments = _pay_debts(_mark_saving(trace, kernels, moments))
+    gaps = _gaps(trace, moments, host, stacks)
+    ran = (kernels.start_ns < windows.max()) & (ends > windows.min())
+    parts = _parts(kernels[ran], moments, gaps, len(windows))
+    step_ms = (windows[:, 1] - windows[:, 0]).mean() / 1e6
+    verdict = _verdict(_whole(step_ms, bool(len(trace.steps))), step_ms, parts, gaps)
+    if verdict["cause"] in wait_words.SLOWED:
+        launches = kernels[ran & (kernels.launch >= 0)].launch.nunique() / len(windows)
+        verdict["sentence"] += wait_words.OF_PROFILER.format(launches)
+    if verdict["cause"] == "launches" and kernels.graph.notna().any():
+        cure = wait_words.WORDS["launches"][1]
+        verdict["sentence"] = verdict["sentence"].replace(cure, wait_words.GRAPHS)
+    return StepCauses(step_ms, parts, verdict, gaps)
+
+
+def _kinds(trace: Trace, kernels: pandas.DataFrame, event_codes: numpy.ndarray) -> numpy.ndarray:
+    """Places in ON_DEVICE."""
+    kinds = _kinds_of_names(kernels)
+    least = FILLED * max((gpu.get("multiprocessors", 0) for gpu in trace.devices), default=0)
+    small = (kernels.blocks > 0) & (kernels.blocks < least)
+    kinds[small & (kinds < len(KINDS))] = KINDS.index(SMALL)
+    launched = kernels.launch.to_numpy()
+    waited = numpy.append(event_codes, 0)[launched] == CODES["synchronization"]
+    kinds[waited & (kinds > len(KINDS))] = ON_DEVICE.index("synchronization")
+    return kinds
+
+
+def _kinds_of_names(table: pandas.DataFrame) -> numpy.ndarray:
+    """Places in ON_DEVICE, of calls with a name and a category."""
+    by_name = {}
+    for name, category in set(zip(table.name, table.category, strict=True)):
+        kind = kernel_names.kind(name)
+        if category != "kernel":
+            kind = copy_cause(name) or "copies"
+        by_name[name] = ON_DEVICE.index(kind)
+    return table.name.map(by_name).to_numpy(int, copy=True)
+
+
+def _device(kernels: pandas.DataFrame) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Times, and from each to the next the first of ON_DEVICE that runs, or IDLE."""
+    starts = kernels.start_ns.to_numpy(float)
+    ends = starts + kernels.duration_ns.to_numpy(float)
+    times = numpy.unique(numpy.concatenate([[-numpy.inf], starts, ends]))
+    runs = numpy.full(len(times), IDLE)
+    for kind in range(len(ON_DEVICE))[::-1]:
+        chosen = (kernels.kind == kind).to_numpy()
+        begun = numpy.bincount(numpy.searchsorted(times, starts[chosen]), minlength=len(times))
+        ended = numpy.bincount(numpy.searchsorted(times, ends[chosen]), minlength=len(times))
+        runs[numpy.cumsum(begun - ended) > 0] = kind
+    new = numpy.append(True, runs[1:] != runs[:-1])
+    return times[new], runs[new]
+
+
+def _moments(
+    trace: Trace,
+    kernels: pandas.DataFrame,
+    host_time: HostTime,
+    windows: numpy.ndarray,
+) -> Moments:
+    """The moments of the steps; in those beside a busy device the cause is what the host does."""
+    host = host_time.intervals
+    device_times, runs = _device(kernels)
+    call_starts = numpy.array([event.start for event in trace.host] + [numpy.inf])
+    call_ends = numpy.array([event.end for event in trace.host] + [numpy.inf])
+    launch = kernels.launch.to_numpy()
+    changes = (device_times, host.times, windows.ravel(), call_starts[launch])
+    bounds = numpy.unique(numpy.concatenate(changes))
+    bounds = bounds[(bounds >= windows.min()) & (bounds <= windows.max())]
+    starts = bounds[:-1]
+    lengths = numpy.diff(bounds)
+    step = numpy.searchsorted(windows[:, 0], starts, side="right") - 1
+    inside = starts < windows[step, 1]
+    starts = starts[inside]
+    lengths = lengths[inside]
+
+    gaps = numpy.searchsorted(device_times, starts, side="right") - 1
+    kinds = runs[gaps]
+    place = host.at(starts)
+    causes = host.codes[place]
+    culprits = numpy.where(host.rows[place] < 0, -2 - host.pieces()[place], host.rows[place])
+
+    gap_starts = device_times[gaps]
+    gap_ends = numpy.append(device_times, numpy.inf)[gaps + 1]
+    next_kernel = numpy.searchsorted(kernels.start_ns, gap_ends)
+    last = next_kernel == len(kernels)
+    # -1 is the infinite time at the end of both.
+    call = numpy.append(launch, -1)[next_kernel]
+    idle = kinds == IDLE
+    late = idle & (starts >= call_starts[call])
+    of_call = numpy.append(host_time.codes, LAUNCHES)[call]
+    causes = numpy.where(late, numpy.where(of_call < 0, LAUNCHES, of_call), causes)
+    owner = numpy.append(host_time.owners, -1)[call]
+    owner = numpy.where(of_call < 0, call, owner)
+    culprits = numpy.where(idle & ((causes == LAUNCHES) | late) & (call >= 0), owner, culprits)
+    queued = idle & (call_ends[call] <= gap_starts)
+    between = numpy.where(gap_ends - gap_starts < QUEUED_NS, WORK, UNKNOWN)
+    causes = numpy.where(queued, between, causes)
+    causes = numpy.where(idle & (call < 0) & ~last, UNKNOWN, causes)
+    culprits[~idle & (causes == LAUNCHES)] = -1
+    gaps = numpy.where(idle, gaps, -1)
+    return _joined(Moments(starts, lengths, causes, culprits, gaps, kinds))
+
+
+def _joined(moments: Moments) -> Moments:
+    """The same, with moments in a row that differ in nothing as one."""
+    starts, lengths, *codes = moments
+    table = numpy.stack(codes)
+    new = numpy.ones(len(starts), dtype=bool)
+    new[1:] = (table[:, 1:] != table[:, :-1]).any(axis=0)
+    first = numpy.flatnonzero(new)
+    return Moments(starts[first], numpy.add.reduceat(lengths, first), *table[:, first])
+
+
+def _mark_saving(trace: Trace, kernels: pandas.DataFrame, moments: Moments) -> Moments:
+    """The same, where a run of copies to the host and the gaps beside it are `saving`, if the host
+    is in no operator there for half as long as the copies take, and for LONELY times as long as in
+    operators; these kernels get that kind.
+    """
+    to_host = numpy.zeros(len(kernels), dtype=bool)
+    for place in numpy.flatnonzero(kernels.kind > ON_DEVICE.index("copy_to_device")):
+        row = kernels.launch[place]
+        operator = trace.host[row].operator if row >= 0 else None
+        of_one_value = operator and OF_ONE_VALUE.match(operator.name)
+        to_host[place] = copy_cause(kernels.name[place]) == "copy_to_host" and not of_one_value
+    causes = moments.causes.copy()
+    culprits = moments.culprits.copy()
+    kinds = moments.kinds.copy()
+    first, last = (numpy.flatnonzero(ends) for ends in _ends(to_host))
+    many = last - first >= SAVED_COPIES - 1
+    kernel_ends = kernels.start_ns + kernels.duration_ns
+    for copy, after in zip(first[many], last[many] + 1, strict=True):
+        call = kernels.launch[copy]
+        begin = kernel_ends[copy - 1] if copy else 0
+        if call >= 0:
+            begin = min(begin, trace.host[call].start)
+        end = kernels.start_ns[after] if after < len(kernels) else numpy.inf
+        inside = slice(*numpy.searchsorted(moments.starts, (begin, end)))
+        lengths = moments.lengths[inside]
+        copying = kinds[inside] > ON_DEVICE.index("copy_to_device")
+        idle = kinds[inside] == IDLE
+        working = idle & numpy.isin(causes[inside], [CODES["host"], CODES["cpu_operators"]])
+        in_operators = culprits[inside] >= 0
+        alone = lengths[working & ~in_operators].sum()
+        most = LONELY * lengths[working & in_operators].sum()
+        if alone > max(lengths[copying].sum() / 2, most, LEAST_NS):
+            of_saving = numpy.isin(causes[inside], OF_SAVING)
+            causes[inside][of_saving] = CODES["saving"]
+            culprits[inside][of_saving] = call
+            kinds[inside][copying] = ON_DEVICE.index("saving")
+            kernels.loc[copy : after - 1, "kind"] = ON_DEVICE.index("saving")
+    return moments._replace(causes=causes, culprits=culprits, kinds=kinds)
+
+
+def _ends(chosen: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Where each run of the chosen begins, and where it ends."""
+    framed = numpy.concatenate([[False], chosen, [False]])
+    return chosen & ~framed[:-2], chosen & ~framed[2:]
+
+
+def _pay_debts(moments: Moments) -> Moments:
+    """The same, where gaps of launches belong to the waits before them that they follow from."""
+    idle = moments.kinds == IDLE
+    on_device = DEVICE_CODES[moments.kinds]
+    copies = numpy.isin(on_device, COPIES)
+    saving = moments.causes == CODES["saving"]
+    owed = moments.causes.copy()
+    waits = ~idle & (owed != LAUNCHES)
+    owed[waits & copies & ~saving] = on_device[waits & copies & ~saving]
+    owed[waits & ~copies & numpy.isin(owed, COPIES)] = CODES["synchronization"]
+    launches = idle & (moments.causes == LAUNCHES)
+    chosen = numpy.flatnonzero(waits | launches)
+    columns = (moments.starts, moments.lengths, owed, moments.culprits, moments.gaps)
+    # The number of the gap after a moment that is beside a busy device.
+    following = numpy.append(moments.gaps[1:], -1)
+    table = zip(*(column[chosen].tolist() for column in (*columns, following)), strict=True)
+    debts: list[list[Any]] = []  # Length, cause and culprit.
+    drained: tuple = (-1, 0, 0)  # Gap, cause and culprit: the device ran out of work in this wait.
+    pieces: list[tuple] = []
+    for start, length, cause, culprit, gap, next_gap in table:
+        if gap < 0:
+            debts.append([length, cause, culprit])
+            drained = (next_gap, cause, culprit)
+            continue
+        while length > 0 and debts:
+            debt = debts[-1]
+            paid = min(length, debt[0])
+            pieces.append((start, paid, debt[1], debt[2], gap, IDLE))
+            debt[0] -= paid
+            start += paid
+            length -= paid
+            if debt[0] <= 0:
+                debts.pop()
+        if length > 0:
+            follows = drained if drained[0] == gap else (gap, cause, culprit)
+            pieces.append((start, length, *follows[1:], gap, IDLE))
+    new = numpy.array(pieces).reshape(-1, len(Moments._fields)).T
+    joined = [
+        numpy.append(column[~launches], more) for column, more in zip(moments, new, strict=True)
+    ]
+    order = numpy.argsort(joined[0], kind="stable")
+    starts, lengths, *codes = (column[order] for column in joined)
+    return Moments(starts, lengths, *(column.astype(int) for column in codes))
+
+
+def _gaps(trace: Trace, moments: Moments, host: HostTime, stacks: Stacks) -> pandas.DataFrame:
+    """Rows of GAP_COLUMNS, and the culprit and the number of the gap of each."""
+    in_gaps = (moments.gaps >= 0) & (moments.causes != WORK)
+    pieces = _joined(Moments(*(column[in_gaps] for column in moments)))
+    causes = [CAUSES[code] for code in pieces.causes]
+    places = list(zip(causes, pieces.culprits.tolist(), strict=True))
+    words = {}
+    for cause, culprit in dict.fromkeys(places):
+        if culprit >= 0:
+            words[cause, culprit] = _place_of_event(trace, host, stacks, cause, culprit)
+        else:
+            words[cause, culprit] = _place_of_piece(trace, host, stacks, cause, -2 - culprit)
+    columns = zip(*(words[place] for place in places), strict=True)
+    described = dict(zip(GAP_COLUMNS[3:], columns, strict=False))
+    times = {"start_ns": pieces.starts, "duration_ns": pieces.lengths, "cause": causes}
+    numbers = {"culprit": pieces.culprits, "gap": pieces.gaps}
+    return pandas.DataFrame(times | described | numbers, columns=[*GAP_COLUMNS, *numbers])
+
+
+def _place_of_event(
+    trace: Trace, host: HostTime, stacks: Stacks, cause: str, row: int
+) -> tuple[str, str, str, str]:
+    """Operator, span, line and words of what an event of the host is in."""
+    event = trace.host[row]
+    operator = event if event.kind == "operator" else event.operator
+    names = []
+    while operator:
+        if not operator.name.startswith(NODE):
+            names.append(operator.name)
+        operator = operator.operator
+    inner = names[0] if names else ""
+    outer = names[-1] if names else ""
+    name = inner if cause == "launches" else outer
+    span = _span(trace, event.span or "", host.spans[row])
+    line = own_line(stacks.names(event.start, event.end, event.thread))
+    words = name or event.name
+    if cause in ("allocation", "compilation") and event.name != words:
+        words = f"{event.name} in {words}"
+    return name, span, line, _where(words, span, line)
+
+
+def _place_of_piece(
+    trace: Trace, host: HostTime, stacks: Stacks, cause: str, first: int
+) -> tuple[str, str, str, str]:
+    """The same of a piece of the host's time that is in no event, from its first place on."""
+    times, codes, rows, spans = host.intervals
+    if first < 0 or cause == "unknown":
+        return "", "", "", "the trace does not tell"
+    last = first
+    while last < len(times) and (codes[last], rows[last]) == (codes[first], -1):
+        last += 1
+    start = max(times[first], 0)
+    end = times[min(last, len(times) - 1)]
+    span = _span(trace, "", spans[host.intervals.at((start + end) / 2)])
+    line = own_line(stacks.names(start, end))
+    before = trace.host[rows[first - 1]].name if first and rows[first - 1] >= 0 else "the start"
+    after = trace.host[rows[last]].name if last < len(rows) and rows[last] >= 0 else "the end"
+    words = f"in no operator between {before} and {after}"
+    if after in wait_words.COPYING:
+        words += " (it copies: perhaps the host loaded input)"
+    return "", span, line, _where(words, span, line)
+
+
+def _span(trace: Trace, span: str, annotation: int) -> str:
+    """The span of the model, or the annotation around it."""
+    if span in ("", "other"):
+        name = trace.host[annotation].name if annotation >= 0 else ""
+        return HASH.sub("", name)
+    return span
+
+
+def _where(words: str, span: str, line: str) -> str:
+    if span and span not in words:
+        words += f", in {span}"
+    return f"{words}, at {line}" if line else words
+
+
+def _parts(
+    kernels: pandas.DataFrame, moments: Moments, gaps: pandas.DataFrame, steps: int
+) -> list[Part]:
+    """The parts of a mean step, the longest first."""
+    works = moments.gaps < 0
+    ns = numpy.bincount(moments.kinds[works], moments.lengths[works], len(ON_DEVICE))
+    parts = _device_parts(kernels.assign(calls=1), ns, steps)
+    between = ~works & (moments.causes == WORK)
+    if between.any():
+        ms = moments.lengths[between].sum() / steps / 1e6
+        count = len(numpy.unique(moments.gaps[between])) / steps
+        where = "the next kernel had been launched"
+        parts["work", BETWEEN] = _part("work", BETWEEN, ms, count, where)
+    for cause in gaps.cause.unique():
+        rows = gaps[gaps.cause == cause]
+        count = single_waits(rows).ngroups / steps
+        ms = rows.duration_ns.sum() / steps / 1e6
+        part = parts.get((cause, ""))
+        if part:
+            ms += part["ms"]
+            count = max(count, part["count"])
+        parts[cause, ""] = _part(cause, "", ms, count, _longest(rows["where"], rows.duration_ns))
+    return sorted(parts.values(), key=lambda part: -part["ms"])
+
+
+def _device_parts(
+    calls: pandas.DataFrame, ns: numpy.ndarray, steps: int
+) -> dict[tuple[str, str], Part]:
+    """The parts of the time in which something runs, by cause and kind."""
+    parts = {}
+    for place, kind in enumerate(ON_DEVICE):
+        if not ns[place]:
+            continue
+        cause, kind = (kind, "") if kind in CODES else ("work", kind)
+        rows = calls[calls.kind == place]
+        where = _longest(rows.name, rows.duration_ns, kernel_names.short_name)
+        count = rows.calls.sum() / steps
+        parts[cause, kind] = _part(cause, kind, ns[place] / steps / 1e6, count, where)
+    return parts
+
+
+def _part(cause: str, kind: str, ms: float, count: float, where: str) -> Part:
+    return {"cause": cause, "kind": kind, "ms": float(ms), "count": float(count), "where": where}
+
+
+def _longest(
+    names: pandas.Series, durations: pandas.Series, shorten: Callable[[str], str] = str
+) -> str:
+    """The name that takes longest, and its share."""
+    times = durations.groupby(names).sum()
+    return f"{shorten(str(times.idxmax()))} ({_share(times.max() / times.sum())})"
+
+
+def _share(part: float) -> str:
+    return f"{100 * part:.0f} %"
+
+
+def single_waits(gaps: pandas.DataFrame) -> Any:
+    """Rows of one cause by the wait that they belong to; each gap of launches is one."""
+    by_gap = gaps.cause.isin(("launches", "unknown"))
+    return gaps.groupby(gaps.culprit.where(~by_gap, gaps.gap))
+
+
+def _verdict(whole: str, step_ms: float, parts: list[Part], gaps: pandas.DataFrame) -> Verdict:
+    """The largest part that can be removed, and what people do about it. `whole` is the step in
+    words.
+    """
+    removable = [part for part in parts if part["cause"] != "work"]
+    large = [part for part in removable if part["ms"] >= REMOVABLE * step_ms]
+    if not large:
+        return _work_verdict(whole, step_ms, parts)
+    part, *others = large
+    cause = part["cause"]
+    ms = part["ms"]
+    count = part["count"]
+    gain = step_ms / (step_ms - ms) if ms < step_ms else float("inf")
+    about, cure = wait_words.WORDS[cause]
+    sentence = f"{about}: {ms:.3g} ms of {whole} ({_share(ms / step_ms)})"
+    if count:
+        number = f"{count:,.0f}" if count >= 10 else f"{count:.2g}"
+        sentence += f", in {number} {'wait' if number == '1' else 'waits'}"
+    sentence += f": {part['where']}."
+    chosen = gaps[gaps.cause == cause]
+    if len(chosen):
+        longest = single_waits(chosen).duration_ns.sum().nlargest(3) / 1e6
+        sentence += f" The longest took {', '.join(f'{time:.3g}' for time in longest)} ms."
+    sentence += f" Without it, at most {gain:.2f} times as fast. {cure}"
+    if others:
+        more = [f"{other['cause'].replace('_', ' ')} {other['ms']:.3g} ms" for other in others]
+        sentence += f" Next: {', '.join(more)}."
+    return {"cause": cause, "ms": ms, "gain": gain, "sentence": sentence}
+
+
+def _work_verdict(whole: str, step_ms: float, parts: list[Part]) -> Verdict:
+    work = [part for part in parts if part["cause"] == "work"]
+    ms = sum(part["ms"] for part in work)
+    largest = work[0]
+    sentence = (
+        f"The GPU works for {_share(ms / step_ms)} of {whole}. Most of it is "
+        f"{largest['kind']}: {largest['ms']:.3g} ms ({_share(largest['ms'] / step_ms)}), "
+        f"{largest['where']}. {wait_words.WORK[largest['kind']]}"
+    )
+    return {"cause": "work", "ms": ms, "gain": 1.0, "sentence": sentence}
+
+
+def _of_table(source: Source) -> StepCauses:
+    """Kinds of work, and gaps of which the file tells no cause."""
+    calls = source.table.assign(kind=_kinds_of_names(source.table))
+    steps = source.steps or 1
+    gaps = pandas.DataFrame(columns=[*GAP_COLUMNS, "culprit", "gap"])
+    profile = source.profile
+    if calls.start_ns.notna().all() and SERIALIZED_NOTE not in source.notes:
+        times, runs = _device(calls)
+        lengths = numpy.diff(times)[1:]
+        runs = runs[1:-1]
+        ns = numpy.bincount(runs[runs >= 0], lengths[runs >= 0], len(ON_DEVICE))
+        whole_ns = lengths.sum()
+        idle = runs == IDLE
+        gaps = gaps.assign(start_ns=times[1:-1][idle], duration_ns=lengths[idle])
+        gaps = gaps.assign(cause="unknown", operator="", span="", line="", where=NO_HOST)
+        gaps = gaps.assign(culprit=-1, gap=numpy.arange(len(gaps)))
+    else:
+        ns = numpy.bincount(calls.kind, calls.duration_ns, len(ON_DEVICE))
+        whole_ns = ns.sum()
+        if profile and not profile["attention_only"]:
+            # Kernels that overlap count once.
+            ns *= 1e3 * profile["device_busy_us"] / whole_ns
+            whole_ns = 1e3 * sum(profile["step_us"])
+    parts = list(_device_parts(calls, ns, steps).values())
+    idle_ms = (whole_ns - ns.sum()) / steps / 1e6
+    launches_ms = _launches_of_profile(profile, idle_ms) if profile else 0
+    if profile and launches_ms > 0:
+        delay = f"kernels start {profile['launch']['mean_delay_us']:.0f} us after their launches"
+        count = profile["launch"]["count"] / steps
+        parts.append(_part("launches", "", launches_ms, count, delay))
+        idle_ms -= launches_ms
+    if idle_ms > 0:
+        where = "a profile holds sums: its trace tells more" if profile else NO_HOST
+        parts.append(_part("unknown", "", idle_ms, len(gaps) / steps, where))
+    parts.sort(key=lambda part: -part["ms"])
+    step_ms = whole_ns / steps / 1e6
+    verdict = _verdict(_whole(step_ms, bool(source.steps)), step_ms, parts, gaps)
+    return StepCauses(step_ms, parts, verdict, gaps)
+
+
+def _launches_of_profile(profile: Profile, idle_ms: float) -> float:
+    """ms of the idle time in which the host surely launched: it was in operators, and kernels
+    start so soon after their launches that none was in the queue.
+    """
+    if profile["attention_only"] or profile["launch"]["mean_delay_us"] > AT_ONCE_US:
+        return 0.0
+    in_operators_us = sum(row["self_cpu_us"] for row in profile["operators"])
+    outside_us = max(0.0, sum(profile["step_us"]) - in_operators_us)
+    return max(0.0, idle_ms - outside_us / profile["profiled_steps"] / 1e3)
+
+
+def _whole(step_ms: float, stepped: bool) -> str:
+    return f"a step of {step_ms:.3g} ms" if stepped else f"the {step_ms:.3g} ms in the file"
