@@ -183,17 +183,20 @@ def determinism(*paths: Path) -> str:
             ratio = median(case.times(deterministic)) / median(case.times(model))
             rows.append([case.preset, case.processes(), model, *times, 100 * (ratio - 1)])
     header = ["size", "n", "model", "ms", "deterministic, ms", "price, %"]
-    return _with_conditions([case.study for case in cases], header, rows)
+    # What a call costs the host differs by mode.
+    described = [case.study | {"cells": []} for case in cases]
+    return _with_conditions(described, header, rows)
 
 
 def limits(*paths: Path) -> str:
     """A step with a launch for each kernel, and captured, in the last two cases measured both ways:
-    all versions up to that of the folder that is the last path. One without a captured form beside
-    it is captured itself.
+    all versions up to that of the folder that is the last path. One without a captured form in any
+    case is captured itself.
     """
     *studies, last = paths
     cases = read_cases(studies)
     names = models(cases)
+    launched = {name for name in names if name + CAPTURED in names}
     cases = [case for case in cases if case.times(names[0] + CAPTURED)][-2:]
     newest = int(re.findall(r"\d+", last.name)[0])
     rows = []
@@ -202,25 +205,28 @@ def limits(*paths: Path) -> str:
             match = VERSION.fullmatch(model)
             shown = match and int(match[1]) <= newest and not model.endswith(CAPTURED)
             if shown and case.times(model):
-                columns = _limits(case, model, studies[0].parent / "traces")
+                traces = studies[0].parent / "traces"
+                columns = _limits(case, model, traces, model in launched)
                 rows.append([case.preset, case.processes(), model, *columns])
-    header = ["size", "n", "model", "kernels", "step, us per kernel", "step, ms", "captured, ms"]
-    header.append("waits for the host, %")
+    header = ["size", "n", "model", "kernels", "step, ms", "captured, ms", "waits for the host, %"]
     described = [case.study | {"packages": {}} for case in cases]
     return _with_conditions(described, header, rows)
 
 
-def _limits(case: Case, model: str, traces: Path) -> list[float | None]:
-    """Kernels of a step, where there is a trace, and its times in the columns of `limits`."""
+def _limits(case: Case, model: str, traces: Path, launched: bool) -> list[float | None]:
+    """Kernels of a step, where there is a trace, and its times in the columns of `limits`; one that
+    is not `launched` is captured itself.
+    """
     trace = traces / f"{model.replace('-', '_')}_{case.preset}.json.gz"
     kernels = len(step_kernels(trace)) if trace.exists() else None
     step = median(case.times(model))
+    if not launched:
+        return [kernels, None, step, None]
     captured_times = case.times(model + CAPTURED)
     if not captured_times:
-        return [kernels, None, None, step, None]
+        return [kernels, step, None, None]
     captured = median(captured_times)
-    us_per_kernel = 1e3 * step / kernels if kernels else None
-    return [kernels, us_per_kernel, step, captured, max(0.0, 100 * (1 - captured / step))]
+    return [kernels, step, captured, max(0.0, 100 * (1 - captured / step))]
 
 
 def batches(*paths: Path) -> str:
