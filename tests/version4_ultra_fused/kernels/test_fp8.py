@@ -20,7 +20,7 @@ from version4_ultra_fused import tiny_llama_v4
 from version4_ultra_fused.functions import fp8_block
 from version4_ultra_fused.kernels import KERNELS, REFERENCE, available, reference
 from version4_ultra_fused.kernels.fp8 import scales as fp8_scales
-from version4_ultra_fused.kernels.fp8.scales import ASSUMED, GRADIENT, HISTORY, Scales
+from version4_ultra_fused.kernels.fp8.scales import ASSUMED, GRADIENT, HISTORY, MARGIN, Scales
 from version4_ultra_fused.kernels.reference import Slot
 from version4_ultra_fused.memory.optimizer import MasterAdamW
 
@@ -130,7 +130,7 @@ def test_gradients_are_those_of_float64_as_far_as_three_bits_can_tell():
 
 def test_a_scale_follows_the_largest_magnitude_of_the_last_steps():
     scales = Scales([torch.nn.Parameter(torch.ones(16, 16, device=DEVICE))])
-    most = scales.most.cpu()
+    most = scales.most.cpu() / torch.tensor(MARGIN)
     torch.testing.assert_close(scales.scale[0].cpu() * most, torch.tensor(ASSUMED))
     for number in range(HISTORY + 1):
         scales.begin(tokens=8)
@@ -170,9 +170,18 @@ def test_a_step_whose_tensor_outgrows_its_scale_is_counted_once():
     assert after(2.0, float("inf"), 2.0).saturated.tolist() == [1, 0, 0, 1]
     assert after(2 * ASSUMED[0]).saturated.tolist() == [1, 0, 0, 1]
     several = Scales([torch.nn.Parameter(torch.ones(16, 16, device=DEVICE))] * 2)
-    several.seen[:] = torch.tensor([1.0, 5.0, 9.0], device=DEVICE)  # W and gradient, in both
+    several.seen[:] = torch.tensor([1.0, 5.0, 40.0], device=DEVICE)  # W and gradient, in both
     several.end()
     assert several.saturated.tolist() == [0, 1, 1, 1]
+
+
+def test_a_gradient_that_grows_to_five_times_is_not_clipped():
+    scales = after(2.0)
+    for gradient, count in ((5 * 0.5, 0), (9 * 5 * 0.5, 1)):
+        scales.seen[0, GRADIENT] = gradient
+        scales.end()
+        assert scales.saturated[GRADIENT] == count
+        scales.begin(tokens=8)
 
 
 def losses_with(monkeypatch, outlier: float | None, count: int) -> tuple[list[float], Scales]:

@@ -27,6 +27,9 @@ ASSUMED = (32.0, 1.0, 4.0)
 # A tensor this much larger than its scale allows is clipped by more than rounding is off: half the
 # distance of a format's two largest numbers is 1/30 to 1/14 of them.
 CLIPPED = 1 + 1 / 32
+# The scale of a gradient has room for one 8 times as large as all in HISTORY, at no cost: e5m2 has
+# 5 bits of exponent, so nothing that counts comes near its small end. In e4m3 room costs range.
+MARGIN = (1.0, 1.0, 8.0)
 X = 0
 WEIGHT = 1
 GRADIENT = 2
@@ -92,6 +95,7 @@ class Scales:
         self.most = torch.tensor(
             [torch.finfo(dtype).max for dtype in self.dtypes], device=weights[0].device
         )
+        self.margin = torch.tensor(MARGIN, device=weights[0].device)
         self.unit = torch.ones(3, device=weights[0].device)  # of a magnitude in `largest`
         self.begin(1)
 
@@ -103,9 +107,8 @@ class Scales:
         """To be called before the forward pass on so many tokens: sets the scales."""
         self.unit[GRADIENT].fill_(1 / tokens)
         known = self.largest.amax(2)
-        torch.mul(
-            torch.where(known > 0, known, self.assumed), self.unit / self.most, out=self.scale
-        )
+        expected = torch.where(known > 0, known, self.assumed) * self.margin
+        torch.mul(expected, self.unit / self.most, out=self.scale)
         self.seen.zero_()
 
     def end(self) -> None:
