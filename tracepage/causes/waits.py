@@ -91,6 +91,8 @@ SAVED_COPIES = 8
 LONELY = 4  # Saving writes files, while another use of copies calls operators.
 HASH = re.compile(r" \w{40,}")  # In the names of compiled graphs.
 REMOVABLE = 0.1  # A share of the step.
+# Causes that run on the device themselves: the gaps beside them are their small part.
+RUNNING = ("copy_to_device", "copy_to_host", "communication")
 
 
 class Part(TypedDict):
@@ -521,7 +523,7 @@ def _verdict(whole: str, step_ms: float, parts: list[Part], gaps: pandas.DataFra
         sentence += f", in {number} {'wait' if number == '1' else 'waits'}"
     sentence += f": {part['where']}."
     chosen = gaps[gaps.cause == cause]
-    if len(chosen):
+    if len(chosen) and cause not in RUNNING:
         longest = single_waits(chosen).duration_ns.sum().nlargest(3) / 1e6
         sentence += f" The longest took {', '.join(f'{time:.3g}' for time in longest)} ms."
     sentence += f" Without it, at most {gain:.2f} times as fast. {cure}"

@@ -117,12 +117,13 @@ def rows(causes: StepCauses) -> tables.Table:
 
 
 def longest_waits(causes: StepCauses, trace: Trace) -> list[tuple[str, int, int]]:
-    """The longest waits of the verdict's cause, or of all where the verdict is work: a text with
-    duration, place and step, and start and end in ns.
+    """The longest waits of the verdict's cause, or of all where that runs on the device: a text
+    with duration, place and step, and start and end in ns.
     """
     gaps = causes.gaps.assign(end_ns=causes.gaps.start_ns + causes.gaps.duration_ns)
-    if causes.verdict["cause"] != "work":
-        gaps = gaps[gaps.cause == causes.verdict["cause"]]
+    cause = causes.verdict["cause"]
+    if cause not in ("work", *waits.RUNNING):
+        gaps = gaps[gaps.cause == cause]
     starts = [start for start, _ in trace.step_times()]
     rows = [
         waits.single_waits(of_cause).agg(
