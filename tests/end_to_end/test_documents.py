@@ -269,13 +269,15 @@ def test_the_story_of_a_version_has_the_numbers_of_the_tables(version):
             for name in ("TECHNICAL_APPENDICES.md", "LOG.md")
         ),
     ]
-    rows = re.findall(r"^\|.*", "\n".join(shown), re.MULTILINE)
+    rows = re.findall(r"^\|.*|this host: .* mm\b", "\n".join(shown), re.MULTILINE)
     known = {
         float(number.replace(",", ""))
         for number in re.findall(r"\b\d[\d,]*(?:\.\d+)?", "\n".join(rows))
     }
     for kernels, us in re.findall(r"([\d,]+) x ([\d.]+) us\s+= ", story):
         known.add(float(kernels.replace(",", "")) * float(us) / 1e3)
+    for ms, part, whole in re.findall(r"([\d.]+) ms\s+x\s+([\d,]+) / ([\d,]+)\s+= ", story):
+        known.add(float(ms) * float(part.replace(",", "")) / float(whole.replace(",", "")))
     for gflop, rate in re.findall(r"([\d,.]+) GFLOP / (\d+)\s+TFLOP/s\s+= ", story):
         ms = float(gflop.replace(",", "")) / float(rate)
         known |= {ms, 1e3 * ms}
