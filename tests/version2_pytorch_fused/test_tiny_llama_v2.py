@@ -101,7 +101,9 @@ def test_fused_adamw_trains_alike_and_is_what_the_switch_says(dtype):
     for fused in (False, True):
         model = models.build(tiny_llama_v2, tiny_llama_v2.SWITCHES | {"fused-adamw": fused})
         optimizer = tiny_llama_v2.make_optimizer(model, Namespace(learning_rate=1e-2))
-        assert optimizer.defaults["fused"] == fused
+        assert optimizer.defaults["fused"] is (
+            fused or None
+        )  # None: PyTorch chooses, foreach on a GPU
         batches = [models.batch()] * 5
         found[fused] = models.losses(tiny_llama_v2, model, batches, Precision(CPU, dtype))
     assert found[True] == pytest.approx(found[False], rel=1e-6 if dtype is None else 2e-2)
@@ -119,6 +121,7 @@ def test_the_step_that_trains_is_compiled_in_the_mode_that_was_asked_for(monkeyp
         return function
 
     monkeypatch.setattr(torch, "compile", compile_)
+    monkeypatch.setattr("common.device.compile_problem", lambda device: None)
     chosen = run_options(
         tiny_llama_v2, "--enable-torch-compile", "--disable-flash-attention", *flags
     )
