@@ -188,6 +188,18 @@ def determinism(*paths: Path) -> str:
     return _with_conditions(described, header, rows)
 
 
+def levers(*paths: Path) -> str:
+    """Captured steps of one change each: a row for each model, in the first case the slowest first,
+    and a column for each case.
+    """
+    cases = read_cases(paths)
+    names = sorted(models(cases), key=lambda name: -median(cases[0].times(name)))
+    rows = [[name, *(case.milliseconds(name) for case in cases)] for name in names]
+    header = ["model", *(f"{case.preset}, ms (n = {case.processes()})" for case in cases)]
+    # Captured steps do not wait for their host.
+    return _with_conditions([case.study | {"cells": []} for case in cases], header, rows)
+
+
 def limits(*paths: Path) -> str:
     """A step with a launch for each kernel, and captured, in the last two cases measured both ways:
     all versions up to that of the folder that is the last path. One without a captured form in any
