@@ -23,11 +23,11 @@ preflight: $(STAMP) ## check what this machine can do; JSON=FILE: also as a file
 
 train: $(STAMP) ## train Version 1 at the default configuration, and save the model (1 min)
 	cd version1_pytorch_baseline && ../.venv/bin/python tiny_llama_v1.py --save-model model
-	@echo "or let it write: .venv/bin/python decoding/generate.py --checkpoint version1_pytorch_baseline/model --prompt 'def '"
+	@echo "let it write: .venv/bin/python decoding/generate.py --checkpoint version1_pytorch_baseline/model --prompt 'def '"
 
-compare: $(STAMP) ## measure all versions and peers at PRESET, tiny, into comparison/PRESET (5 to 10 min)
+compare: $(STAMP) ## measure all versions and peers at PRESET, tiny, into comparison/PRESET; accuracy on a GPU alone (5 to 10 min)
 	@if .venv/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
-	then set -- --use-amp --num-steps "$${STEPS:-50}"; else set -- --num-steps "$${STEPS:-3}"; fi; \
+	then set -- --use-amp --num-steps "$${STEPS:-50}"; else set -- --metrics throughput,memory --num-steps "$${STEPS:-3}"; fi; \
 	.venv/bin/python version2_pytorch_fused/benchmark_suite.py --models available --preset "$$PRESET" \
 		--batch-sizes preset --seq-lengths preset --output-dir "comparison/$$PRESET" "$$@"
 
@@ -44,7 +44,7 @@ slides: ## make slides/slides.html with Marp, which needs npx and a network (1 m
 	npx --yes @marp-team/marp-cli slides/slides.md --output slides/slides.html
 
 page: $(STAMP) ## make run.html, the page of the profile or trace RUN= (and OTHER=) (1 min)
-	.venv/bin/python page.py "$$RUN" $${OTHER:+"$$OTHER"}
+	.venv/bin/python page.py "$${RUN:?is missing: make page RUN=FILE}" $${OTHER:+"$$OTHER"}
 
 test-browser: $(STAMP) ## open the pages in chromium, which must be here (1 min)
 	@.venv/bin/python -c 'import playwright' 2>/dev/null || .venv/bin/python -m pip install --editable '.[browser]' \

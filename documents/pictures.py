@@ -281,8 +281,7 @@ def roofline(path: Path) -> Picture:
     figure, roof = _under_the_roof(path, device, compute, points)
     step = f"a step of {run['version']} at {run['training']['preset']} in {compute}"
     figure.suptitle(
-        f"The longest operators of {step}, measured on one {device}, under the roof of its data "
-        "sheet"
+        f"The longest operators of {step} on one {device}, under the roof of its data sheet"
     )
     longest = ", ".join(
         f"{name} {format_number(reached)} TFLOP/s at {format_number(intensity)} FLOP/byte"

@@ -52,9 +52,8 @@ def main() -> None:
 
 
 def _profile_in(path: Path) -> Path:
-    """The newest profile in a folder, or the folder, if other profilers wrote what it holds."""
-    is_foreign = path.is_dir() and not any(path.glob("profile_*.json"))
-    return path if is_foreign else step_profile.find(path)
+    """The newest profile in a folder, or the path itself, if it holds none."""
+    return step_profile.find(path) if any(path.glob("profile_*.json")) else path
 
 
 def command() -> None:

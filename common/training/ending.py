@@ -125,24 +125,19 @@ def check_files(metrics: Path, profiles: Sequence[Path]) -> None:
 
 def print_next_command(options: RunOptions, profiles: Sequence[Path]) -> None:
     """Prints a command for this folder, after a run of a version's script that the same command
-    would repeat: the same run profiled; then its page beside the newest other profile, or the next
-    version.
+    would repeat, and that keeps no model: the same run profiled; then its page beside the newest
+    other profile, if there is one.
     """
-    versions = sorted(ROOT.glob("version*_*/tiny_llama_v*.py"))
-    script = Path(sys.argv[0]).resolve()
-    if script not in versions or ranks.here().launched or options.checkpoint_dir:
+    versions = ROOT.glob("version*_*/tiny_llama_v*.py")
+    repeated = Path(sys.argv[0]).resolve() in versions and not ranks.here().launched
+    if not repeated or options.checkpoint_dir or options.save_model:
         return
-    if not profiles:
-        command = [*sys.argv, "--enable-pytorch-profiler"]
-    else:
-        later = versions[versions.index(script) + 1 :]
+    command = [*sys.argv, "--enable-pytorch-profiler"]
+    if profiles:
         paths = ROOT.glob(f"version*_*/{options.profile_dir.name}/profile_*.json")
         others = [path for path in paths if path.name != profiles[0].name]
-        if others or not later:
-            newest = sorted(others, key=lambda path: path.name)[-1:]
-            command = [os.path.relpath(path) for path in (ROOT / "page.py", *newest, profiles[0])]
-        else:
-            command = [os.path.relpath(later[0]), "--preset", options.preset]
-            if options.use_amp:
-                command.append("--use-amp")
+        if not others:
+            return
+        newest = max(others, key=lambda path: path.name)
+        command = [os.path.relpath(path) for path in (ROOT / "page.py", newest, profiles[0])]
     print(f"next: python {shlex.join(command)}")

@@ -28,7 +28,7 @@ WORDS = {
     "allocation": (
         "The GPU waits for memory to be allocated or freed",
         "Call no `torch.cuda.empty_cache()` in a step, let shapes repeat, or set "
-        "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.",
+        "`PYTORCH_ALLOC_CONF=expandable_segments:True` (older PyTorch: `PYTORCH_CUDA_ALLOC_CONF`).",
     ),
     "compilation": (
         "The GPU waits for code to be compiled or loaded",

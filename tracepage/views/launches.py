@@ -80,7 +80,7 @@ def launch_report(source: Source, top: int, verdict: str = "") -> Report:
         ("source", f"{source.kind}, {source.path}"),
         *(("note", note) for note in source.notes),
         ("operator calls" if source.are_operators else "launches", launches),
-        ("total time", _time(table.duration_ns.sum())),
+        ("total time", _total(table)),
         ("busy", _busy(gaps(source))),
         (f"under {_time(SHORT_NS)}", _short(table)),
     ]
@@ -116,6 +116,14 @@ def kernel_rows(rows: pandas.DataFrame, label: str, steps: int = 1) -> tables.Ta
 
 def _time(ns: float) -> str:
     return tables.format_time(ns / 1e6)
+
+
+def _total(table: pandas.DataFrame) -> str:
+    """The time of all calls, and the median of one where each is a row of its own."""
+    total = _time(table.duration_ns.sum())
+    if (table.calls == 1).all():
+        total += f"; median of one {_time(table.duration_ns.median())}"
+    return total
 
 
 def _busy(times: Gaps | None) -> str:

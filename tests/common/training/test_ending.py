@@ -1,11 +1,14 @@
 """--validate-setup: the facts before a run, and the check of its files after it. The last line
-names the next command.
+may name the next command.
 """
 
-import os
 import shlex
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
-from tests.conftest import ROOT, TINY, V1
+from common.training import ending
+from tests.conftest import TINY, V1
 
 import pytest
 
@@ -23,29 +26,39 @@ def test_the_facts_and_a_check_that_reads_every_file(execute):
     printed = execute(V1 / "tiny_llama_v1.py", *TINY, *flags).out
     for fact in ("python", "torch", "triton", "deepspeed", "device", "data"):
         assert f"\n  {fact} " in printed, fact
-    assert "setup ok: " in printed and "operators" in printed.splitlines()[-2]
+    assert "setup ok: " in printed and "operators" in printed.splitlines()[-1]
 
 
 @pytest.mark.usefixtures("known_ceilings")
-def test_the_last_line_is_the_next_command(execute, tmp_path):
-    """A run, the same profiled, Version 2 (which no test runs here), and the last version, after
-    which only the page is left.
-    """
-    script, flags = (
-        V1 / "tiny_llama_v1.py",
-        (*TINY, "--data", "synthetic", "--num-steps", "4", "--profile-dir", "of this test"),
-    )
+def test_the_last_line_is_the_same_run_profiled(execute):
+    script = V1 / "tiny_llama_v1.py"
+    flags = (*TINY, "--data", "synthetic", "--num-steps", "4")
+    last = execute(script, *flags).out.splitlines()[-1]
+    assert last.startswith("next: python ")
+    assert shlex.split(last)[2:] == [str(script), *flags, "--enable-pytorch-profiler"]
 
-    def following(script, *flags) -> list[str]:
-        beginning, line = execute(script, *flags).out.rstrip().splitlines()[-1].split(" ", 1)
-        assert beginning == "next:"
-        return shlex.split(line)[1:]
 
-    assert following(script, *flags[:-2]) == [str(script), *flags[:-2], "--enable-pytorch-profiler"]
-    v2 = os.path.relpath(ROOT / "version2_pytorch_fused/tiny_llama_v2.py")
-    assert following(script, *flags, "--use-amp") == [v2, "--preset", "tiny", "--use-amp"]
-    pages = following(ROOT / "version4_ultra_fused/tiny_llama_v4.py", *flags)
-    assert (
-        pages[0] == os.path.relpath(ROOT / "page.py")
-        and execute(*pages).out == "written: run.html\n"
-    )
+def test_a_saved_model_is_not_trained_again_and_a_profile_leads_to_another(
+    monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setattr(ending, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "version1_a/tiny_llama_v1.py"
+    first = tmp_path / "version1_a/p/profile_1.json"
+    second = tmp_path / "version2_b/p/profile_2.json"
+    for path in (script, first):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    monkeypatch.setattr(sys, "argv", [str(script)])
+
+    def printed(profiles, save_model=None) -> str:
+        options = SimpleNamespace(checkpoint_dir=None, save_model=save_model, profile_dir=Path("p"))
+        ending.print_next_command(options, profiles)
+        return capsys.readouterr().out
+
+    assert printed([], save_model=Path("model")) == ""
+    assert printed([first]) == ""
+    second.parent.mkdir(parents=True)
+    second.touch()
+    pages = "version1_a/p/profile_1.json version2_b/p/profile_2.json"
+    assert printed([second]) == f"next: python page.py {pages}\n"

@@ -64,7 +64,10 @@ def test_script_reports_a_kernel_trace(tmp_path, execute):
     assert "0.004 ms of the 0.021 ms in the file (19 %)" in verdict
     assert found["source"] == "rocprofv3-kernel-trace, results.csv_kernel_trace.csv"
     assert found["note"].startswith("there is no results.csv: took results.csv_kernel_trace.csv")
-    assert found["launches"] == "3; kernel 2, memcpy 1" and found["total time"] == "18 us"
+    assert (
+        found["launches"] == "3; kernel 2, memcpy 1"
+        and found["total time"] == "18 us; median of one 4 us"
+    )
     assert (
         found["busy"].startswith("80.9 % of 21 us")
         and "gaps: 1, median 4 us, longest 4 us" in found["busy"]
