@@ -179,7 +179,6 @@ def make_model(options: Options, operations: Table = None) -> TinyLlama:
 
 
 def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:
-    # False would also keep PyTorch from its default, which on a GPU is foreach.
     fused = True if model.switches["fused-adamw"] else None
     return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, fused=fused)
 
