@@ -233,7 +233,7 @@ def _join_kernels(
         event.correlation: (row, event) for row, event in enumerate(host) if event.kind == "launch"
     }
     launches.pop(None, None)
-    by_time = not any(event.step >= 0 for event in host if event.kind in CALLS)
+    by_time = bool(steps) and not any(event.step >= 0 for event in host if event.kind in CALLS)
     rows: list[tuple] = []
     step = -1  # The step of the kernel before.
     for kernel in device:

@@ -46,9 +46,14 @@ RANGE = re.compile(
     r"(, sizes = (?P<shapes>\[[][\d, ]*\]))?(, input_op_ids = .*)?",
     re.DOTALL,
 )
-OPERATOR = re.compile(r"[a-z]\w*::")
+# Of its ranges, those that torch.profiler does not hold for the user's.
+OPERATOR = re.compile(
+    r"[a-z]\w*::|triton_|detach_?$|record_param_comms|Torch-Compiled|TorchDynamo|AOTDispatcher"
+    r"|Pregraph"
+)
 STEP_RANGE = re.compile(
-    r"((profiler|train(ing)?)?[ _]?(step|iter(ation)?))[ _:#=]*(\d+)", re.IGNORECASE
+    r"(?P<noun>((profiler|train(ing)?)[ _]?)?(step|iter(ation)?))[ _:#=]*(?P<number>\d+)",
+    re.IGNORECASE,
 )
 NO_CUDA = "holds no work of a GPU: nsys did not trace CUDA, so profile with --trace=cuda,nvtx"
 NOTHING_RAN = (
@@ -290,13 +295,14 @@ def _frames(export: _Export, calls: list[Event]) -> list[Event]:
 
 
 def _name_steps(ranges: list[Event]) -> None:
-    """Makes the most frequent numbered ranges of one thread those of steps."""
-    matches = [(event, STEP_RANGE.fullmatch(event.name)) for event in _in_order(ranges)]
-    numbered = [(event, match) for event, match in matches if match]
-    counts = Counter((event.thread, match[1].lower()) for event, match in numbered)
-    for event, match in numbered:
-        if counts.most_common(1)[0][0] == (event.thread, match[1].lower()):
-            event.name = f"{STEP}{match[5]}"
+    """Names the most frequent numbered ranges of one thread as torch.profiler names steps."""
+    steps = defaultdict(list)
+    for event in _in_order(ranges):
+        match = STEP_RANGE.fullmatch(event.name)
+        if match:
+            steps[event.thread, match["noun"].lower()].append((event, match["number"]))
+    for event, number in max(steps.values(), key=len, default=[]):
+        event.name = f"{STEP}{number}"
 
 
 def _ranged(calls: list[Event], ranges: list[Event]) -> dict[tuple, tuple]:
@@ -332,18 +338,21 @@ def read_kernel_sum(path: Path) -> Source:
 
 def read_gpu_trace(path: Path) -> Source:
     frame = _frame(path, "nsys-gpu-trace")
-    names = frame.Name.str.replace("[CUDA memset]", "Memset (Device)", regex=False)
-    copies = names.str.extract(COPY)
-    copied = "Memcpy " + copies[1] + "to" + copies[2]
-    if "SrcMemKd" in frame and "DstMemKd" in frame:
-        copied = copied + " (" + frame.SrcMemKd + " -> " + frame.DstMemKd + ")"
-    columns = {
-        "name": copied.fillna(names),
-        "start_ns": frame["Start"],
-        "duration_ns": frame["Duration"],
-    }
+    memory = frame.reindex(columns=["SrcMemKd", "DstMemKd"], fill_value="Unknown")
+    frame["Name"] = [
+        _torch_name(*row) for row in zip(frame.Name, memory.SrcMemKd, memory.DstMemKd, strict=True)
+    ]
+    columns = {"name": frame.Name, "start_ns": frame["Start"], "duration_ns": frame["Duration"]}
     gpus = frame.Device.nunique() if "Device" in frame else 1
     return make_source("nsys-gpu-trace", path, columns, notes=several_gpus(gpus))
+
+
+def _torch_name(name: str, source: str, target: str) -> str:
+    """The name that torch.profiler has for a kernel, a copy or a set."""
+    match = COPY.fullmatch(name)
+    if match:
+        return f"Memcpy {match[2]}to{match[3]} ({source} -> {target})"
+    return name.replace("[CUDA memset]", "Memset (Device)")
 
 
 def _frame(path: Path, kind: str) -> pandas.DataFrame:
