@@ -306,9 +306,9 @@ def _name_steps(ranges: list[Event]) -> None:
 
 
 def _ranged(calls: list[Event], ranges: list[Event]) -> dict[tuple, tuple]:
-    """See `Events.ranged`."""
+    """See `Events.ranged`. Ranges that NCCL marks are around its calls alone."""
     main = {}
-    counts = Counter(event.thread for event in ranges)
+    counts = Counter(event.thread for event in ranges if not event.name.startswith("nccl"))
     for thread, _ in reversed(counts.most_common()):
         main[thread[0]] = thread
     threads = {call.thread for call in calls} - counts.keys()

@@ -4,6 +4,8 @@ torch.profiler, and one line for what holds no kernels.
 
 import gzip
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from tests import nsys_files, small_traces
@@ -126,8 +128,11 @@ def test_a_thread_without_ranges_is_in_those_of_its_process(tmp_path):
     export.range("loader", 0, 90_000, process=OTHER)
     export.launched("of the backward pass", 20_000, 21_000, 1, 15_000, thread=9)
     export.launched("later", 70_000, 71_000, 2, 60_000, thread=9)
+    export.range("ncclAllReduce", 30_000, 32_000, thread=9)
+    export.launched("ncclDevKernel_AllReduce", 40_000, 41_000, 3, 31_000, thread=9)
     table = loaded(export, tmp_path).table
-    assert list(table.span) == ["backward", "other"] and table.phase[0] == "backward"
+    assert list(table.span) == ["backward", "backward", "other"]
+    assert table.phase[0] == "backward"
 
 
 def test_numbered_ranges_of_one_process_mark_the_steps(tmp_path):
@@ -278,6 +283,10 @@ def test_a_damaged_export_is_refused_in_one_line(tmp_path):
     export.add(f"{ACTIVITY}KERNEL", 5, 9, 0, 7, 6, PROCESS << 24, 5, 5, 1, 1, 1)
     path = export.write(tmp_path / "timeline.sqlite")
     with pytest.raises(UsageError, match="StringIds has no text 5"):
+        load_kernels.load(path)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("DROP TABLE StringIds")
+    with pytest.raises(UsageError, match="no such table: StringIds"):
         load_kernels.load(path)
     cut = tmp_path / "cut.sqlite"
     cut.write_bytes(path.read_bytes()[:-8_000])
