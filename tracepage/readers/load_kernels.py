@@ -198,6 +198,9 @@ def _best(folder: Path) -> tuple:
     """Kind and path of the file that `load` takes, and a note if there are others."""
     files_by_kind = find(folder)
     if not files_by_kind:
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in NSYS_REPORTS:
+                raise UsageError(f"{path} {REFUSALS['nsys report'].format(path)}")
         raise UsageError(
             f"{folder} holds no kernels: looked in it and below for {SUPPORTED_FILES_HINT}"
         )

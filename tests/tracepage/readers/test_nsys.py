@@ -295,10 +295,12 @@ def test_a_damaged_export_is_refused_in_one_line(tmp_path):
 
 
 def test_a_folder_of_nsys_gives_its_database(tmp_path):
+    (tmp_path / "timeline.nsys-rep").write_bytes(b"\x07\x00")
+    with pytest.raises(UsageError, match="nsys export --type sqlite .*timeline.nsys-rep` writes"):
+        load_kernels.load(tmp_path)
     export = Export()
     export.launched("gemm", 5_000, 9_000, 1, 1_000)
     path = export.write(tmp_path / "timeline.sqlite")
-    (tmp_path / "timeline.nsys-rep").write_bytes(b"\x07\x00")
     (tmp_path / "sum.csv").write_text(KERNEL_SUM)
     source = load_kernels.load(tmp_path)
     assert source.path == path and "1 of nsys-kernel-sum" in source.notes[0]
