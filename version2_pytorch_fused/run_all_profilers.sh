@@ -21,6 +21,7 @@
 #     DIR/ncu/kernels.csv                one row per kernel launch: ns, bytes, percent of peak, spans; at most 1000, because ncu
 #                                        runs each launch several times. Lines that begin with == are messages
 #     DIR/nsys/timeline.nsys-rep         timeline, for the Nsight Systems window or `nsys stats`
+#     DIR/nsys/timeline.sqlite           the same, for `python page.py DIR/nsys`: why the GPU waits, by cause
 
 set -euo pipefail
 here=$(dirname "$0")
@@ -64,6 +65,9 @@ if nvidia-smi -L >/dev/null 2>&1; then
     if begin nsys "timeline of host and GPU" "$folder/nsys"; then
         attempt nsys nsys profile --trace=cuda,nvtx --cuda-graph-trace=node --force-overwrite=true \
             --output="$folder/nsys/timeline" python "$script" --metrics-out "$folder/nsys/metrics.json" --num-steps 30 "$@"
+        attempt "nsys export" nsys export --type=sqlite --force-overwrite=true \
+            --output="$folder/nsys/timeline.sqlite" "$folder/nsys/timeline.nsys-rep"
+        echo "page: python page.py $folder/nsys" >&2
     fi
 else
     attempt rocprofv3 bash "$here/run_rocprofv3.sh" --profile-dir "$folder/rocprofv3" --script "$script" --marker-trace -- "$@"

@@ -312,7 +312,8 @@ class Run:
         for number in range(self.steps_before, self.options.num_steps):
             if self.scheduled:
                 schedule.set_rate(self.optimizer, schedule.learning_rate(self.options, number))
-            yield number
+            with spans.step_range(number):
+                yield number
             if loop.ends:
                 break
 

@@ -67,6 +67,8 @@ COUNTED = {  # name: (content, launches, us)
     "negative_duration.json": (traced(MM, *two_launches(), ALREADY_OVER), 2, 150),
     "start_at_zero.json": (traced(*AT_ZERO), 2, 150),
     "graph_without_correlation.json": (traced(STEP, MM, *launched(1, 10, 15, "cuda_runtime", "kernel"), *GRAPH), 41, 65),
+    "nsys_sum.csv": ("Time (%),Total Time (ns),Instances,Avg (ns),Name\n100.0,800,2,400,axpy\n", 1, 0.8),
+    "nsys_trace.csv": ("Start (us),Duration (us),CorrId,Name\n5,0.8,2,axpy\n", 1, 0.8),
     "ncu_german.csv": (f'{NCU}us,"2.345,67"\n', 1, 2345.67),
     "ncu_german_ns.csv": (f'{NCU}ns,"2.345.678"\n', 1, 2345.678),
 }  # fmt: skip
@@ -76,8 +78,9 @@ REFUSED = {  # name: (content, message)
     "control.json": (PYTHON + 'main.py \x01", "ts": 1, "dur": 1}]}', f"line 1 column {len(PYTHON) + 9}"),
     "zstd.json.zst": (b"\x28\xb5\x2f\xfd\x04\x58\x11\x00" + traced(MM).encode(), "packed by zstd .* is none of"),
     "utf16.json": (traced(MM, *two_launches()).encode("utf-16"), "is UTF-16, .* is none of"),
-    "nsys_summary.csv": ("Time (%),Total Time (ns),Instances,Avg (ns),Name\n100.0,800,2,400,axpy\n", "is of nsys, .* is none of"),
-    "nsys_trace.csv": ("Start (ns),Duration (ns),CorrId,Name\n5,800,2,axpy\n", "is of nsys"),
+    "nsys_api.csv": ("Time (%),Total Time (ns),Num Calls,Avg (ns),Name\n100.0,800,2,400,cudaFree\n", "is a table of nsys without kernels"),
+    "nsys_text.txt": (" Time (%)  Total Time (ns)  Instances\n", "is a table of nsys as text"),
+    "timeline.nsys-rep": (b"\x07\x00nsys", "nsys export --type sqlite .*timeline.nsys-rep` writes"),
     "step_without_operators.json": (
         traced(STEP | {"dur": 20}, event("cpu_op", "aten::mm", 50, 90, shapes=[[4, 4], [4, 4]])),
         "no operator falls into a profiled step",

@@ -202,8 +202,8 @@ def test_on_nvidia_the_twins_are_run(machine):
     done = machine.run(
         ALL, "--enable-rocm-tools", "--profile-dir", "out", "--script", machine.script, *given
     )
-    assert machine.called == ["nvidia-smi", "ncu", "nsys"]
-    _, ncu, nsys = machine.calls
+    assert machine.called == ["nvidia-smi", "ncu", "nsys", "nsys"]
+    _, ncu, nsys, export = machine.calls
     assert (
         value(ncu, "--clock-control") == "none"
         and value(ncu, "--log-file") == "out/ncu/kernels.csv"
@@ -213,6 +213,7 @@ def test_on_nvidia_the_twins_are_run(machine):
     assert {"--output=out/nsys/timeline", "--cuda-graph-trace=node"} < set(nsys), (
         "the kernels of a captured step, too"
     )
+    assert {"export", "--type=sqlite", "out/nsys/timeline.nsys-rep"} < set(export)
     assert all(value(arguments, "--data") == "a b" for arguments in arguments_of_script(done))
 
 

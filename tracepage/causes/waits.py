@@ -429,9 +429,8 @@ def _place_of_piece(
 def _span(trace: Trace, span: str, annotation: int) -> str:
     """The span of the model, or the annotation around it."""
     if span in ("", "other"):
-        name = trace.host[annotation].name if annotation >= 0 else ""
-        return HASH.sub("", name)
-    return span
+        span = trace.host[annotation].name if annotation >= 0 else ""
+    return HASH.sub("", span)
 
 
 def _where(words: str, span: str, line: str) -> str:

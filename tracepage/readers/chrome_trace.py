@@ -46,7 +46,7 @@ from tracepage.readers.trace import (
 )
 from tracepage.readers.trace_events import STEP, Event, Events, read_events
 from tracepage.records.step_profile import Sums
-from tracepage.span_names import FORWARD_SPANS
+from tracepage.span_names import FORWARD_SPANS, SPANS
 
 import pandas
 
@@ -93,7 +93,7 @@ def make_trace(path: Path, events: Events) -> Trace:
         event.row = row
     # A program may have rounded both times to doubles of us, and these to fewer digits.
     rounding = round(2000 * math.ulp(events.origin / 1000))
-    _attribute(host, CLOCK_ERROR_NS + rounding)
+    _attribute(host, CLOCK_ERROR_NS + rounding, events.ranged)
     steps = _mark_steps(host, events.device)
     kernels = _join_kernels(events.device, host, steps)
     memory = [
@@ -122,14 +122,17 @@ def _encloses(outer: Event, inner: Event, clock_error: int) -> bool:
     )
 
 
-def _attribute(host: list[Event], clock_error: int) -> None:
+def _attribute(
+    host: list[Event], clock_error: int, ranged: dict[tuple, tuple] | None = None
+) -> None:
     """Gives each event its operator, span and phase; `host` is in order of start, so a forward
-    precedes its backward. Its times have an error of so many ns.
+    precedes its backward. Its times have an error of so many ns. `ranged` is that of `Events`.
     """
+    lenders = ranged or {}
     open_events: dict[tuple, list[Event]] = defaultdict(list)  # by thread, outermost first
     span_of_node: dict[int | None, str | None] = {}  # by sequence number
     for event in host:
-        stack = open_events[event.thread]
+        stack = open_events[lenders.get(event.thread, event.thread)]
         while stack and not _encloses(stack[-1], event, clock_error):
             stack.pop()
         if stack:
@@ -142,10 +145,12 @@ def _attribute(host: list[Event], clock_error: int) -> None:
                 event.span = event.name
                 event.phase = event.phase or "forward"
             elif event.name == "backward":
-                event.span = None
+                event.span = None if ranged is None else "backward"
                 event.phase = "backward"
             elif event.name == "optimizer" or event.name.startswith("Optimizer."):
                 event.span = event.phase = "optimizer"
+            elif ranged is not None and _is_span(event):
+                event.span = event.name
             stack.append(event)
         elif event.kind == "operator":
             number = event.number
@@ -165,6 +170,11 @@ def _attribute(host: list[Event], clock_error: int) -> None:
             stack.append(event)
         elif event.memory and event.operator:
             event.operator.allocated_bytes += event.memory[0]
+
+
+def _is_span(event: Event) -> bool:
+    """Whether another program's range names a span: one of ours keeps what is inside it."""
+    return event.span not in SPANS and not event.name.startswith(STEP)
 
 
 def _is_residual(event: Event) -> bool:
@@ -223,7 +233,7 @@ def _join_kernels(
         event.correlation: (row, event) for row, event in enumerate(host) if event.kind == "launch"
     }
     launches.pop(None, None)
-    by_time = not any(event.step >= 0 for event in host if event.kind in CALLS)
+    by_time = bool(steps) and not any(event.step >= 0 for event in host if event.kind in CALLS)
     rows: list[tuple] = []
     step = -1  # The step of the kernel before.
     for kernel in device:

@@ -6,8 +6,11 @@ folder from any of these kinds of source:
         rocpd                    *_results.db of rocprofv3: SQLite, view `kernels`
         rocprofv2-kernel-trace   results_*.csv of rocprofv2 without counters
         pytorch-trace            Chrome trace of torch.profiler (.json, .json.gz)
+        nsys                     database of `nsys export --type sqlite`
+        nsys-gpu-trace           `nsys stats --report cuda_gpu_trace --format csv`
     a row per kernel name
         rocprofv3-kernel-stats   *_kernel_stats.csv of rocprofv3 --stats
+        nsys-kernel-sum          `nsys stats --report cuda_gpu_kern_sum --format csv`
         profile                  our profile_*.json
     a row per launch, and counters
         ncu                      `ncu --csv`, details page or `--page raw`
@@ -30,7 +33,7 @@ from pathlib import Path
 
 from tracepage import files
 from tracepage.errors import UsageError
-from tracepage.readers import ncu, pytorch, rocm
+from tracepage.readers import ncu, nsys, pytorch, rocm, sqlite_file
 from tracepage.readers.chrome_trace import not_a_trace
 from tracepage.readers.source import OTHER_TRACE, Source
 from tracepage.records import step_profile
@@ -40,22 +43,35 @@ READERS: dict[str, Callable[[Path], Source]] = {
     "rocpd": rocm.read_rocpd,
     "rocprofv2-kernel-trace": rocm.read_rocprofv2,
     "pytorch-trace": pytorch.read_trace,
+    "nsys": nsys.read_database,
+    "nsys-gpu-trace": nsys.read_gpu_trace,
     "rocprofv3-kernel-stats": rocm.read_kernel_stats,
+    "nsys-kernel-sum": nsys.read_kernel_sum,
     "profile": pytorch.read_profile,
     "ncu": ncu.read_ncu,
     "rocprof-compute": rocm.read_pmc_perf,
 }
-SUFFIXES = (".csv", ".csv.gz", ".json", ".json.gz", ".db")  # Other files in a folder stay closed.
+SUFFIXES = (
+    ".csv",
+    ".csv.gz",
+    ".json",
+    ".json.gz",
+    ".db",
+    ".sqlite",
+)  # Other files in a folder stay closed.
 HEAD_BYTES = 1 << 20
 DAMAGED = "damaged files"
 NO_ROWS = "has no rows: nothing ran on a GPU while it was recorded, or it is cut off"
 ZSTD = b"\x28\xb5\x2f\xfd"  # A packed file begins with it.
-# Columns of a table of `nsys stats`, as CSV or as text.
-NSYS = re.compile(r'Time ?\(%\)[\s",]+Total Time \(|Start \(\w+\)[\s",]+Duration \(\w+\)')
+NSYS_TEXT = re.compile(r"Time ?\(%\)\s+Total Time \(|Start \(\w+\)\s+Duration \(\w+\)")
+NSYS_KINDS = ("nsys-gpu-trace", "nsys-kernel-sum", "nsys table")  # The first in a file is read.
+NSYS_REPORTS = (".nsys-rep", ".qdrep")
+NSYS_TABLES = "--report cuda_gpu_trace (or cuda_gpu_kern_sum) --format csv"
 
 SUPPORTED_FILES_HINT = (
     "a PyTorch trace (.json, .json.gz), a profile_*.json, *_kernel_trace.csv, *_kernel_stats.csv "
-    "or *_results.db of rocprofv3, pmc_perf.csv of rocprof-compute, or the output of ncu --csv"
+    "or *_results.db of rocprofv3, pmc_perf.csv of rocprof-compute, the output of ncu --csv, "
+    "or the .sqlite of nsys export"
 )
 FOREIGN = f"is none of the files that hold kernels: give {SUPPORTED_FILES_HINT}"
 # Other files: what would be taken for launches, and what a profiler writes beside the file that
@@ -65,7 +81,9 @@ REFUSALS = {
     "other": FOREIGN,
     "zstd": f"is packed by zstd (unpack it with `zstd -d`), so it {FOREIGN}",
     "UTF-16": f"is UTF-16, as PowerShell redirects output (save it as UTF-8), so it {FOREIGN}",
-    "nsys": f"is of nsys, so it {FOREIGN}",
+    "nsys report": "is nsys's own form: give what `nsys export --type sqlite {}` writes",
+    "nsys table": f"is a table of nsys without kernels: give that of `nsys stats {NSYS_TABLES}`",
+    "nsys text": f"is a table of nsys as text: give that of `nsys stats {NSYS_TABLES}`",
     "rocprofv3 JSON": (
         "is JSON of rocprofv3: profile with --output-format csv and give the *_kernel_trace.csv"
     ),
@@ -119,7 +137,7 @@ def load(path: Path, any_trace: bool = False) -> Source:
     else:
         kind = recognize(path)
     if kind in REFUSALS:
-        raise UsageError(f"{path} {REFUSALS[kind]}")
+        raise UsageError(f"{path} {REFUSALS[kind].format(path)}")
     source = READERS[kind](path)
     is_other = source.kind == OTHER_TRACE
     if is_other and not any_trace:
@@ -180,6 +198,9 @@ def _best(folder: Path) -> tuple:
     """Kind and path of the file that `load` takes, and a note if there are others."""
     files_by_kind = find(folder)
     if not files_by_kind:
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in NSYS_REPORTS:
+                raise UsageError(f"{path} {REFUSALS['nsys report'].format(path)}")
         raise UsageError(
             f"{folder} holds no kernels: looked in it and below for {SUPPORTED_FILES_HINT}"
         )
@@ -208,8 +229,8 @@ def recognize(path: Path) -> str:
     """A key of READERS or of REFUSALS."""
     with files.opened(path) as file:
         head = file.read(HEAD_BYTES)
-    if head.startswith(rocm.SQLITE):
-        return rocm.source_of_database(path)
+    if head.startswith(sqlite_file.SQLITE):
+        return "nsys" if nsys.is_export(path) else rocm.source_of_database(path)
     if head.startswith(ZSTD):
         return "zstd"
     is_utf16 = head.startswith(files.UTF16)
@@ -217,14 +238,17 @@ def recognize(path: Path) -> str:
     if not head:
         return "empty"
     if b"\0" in head and not is_utf16:
-        return "other"
+        return "nsys report" if path.suffix in NSYS_REPORTS else "other"
     if head[:1] in (b"{", b"["):
         return _kind_of_json(path, head[:1] == b"[")
     text = files.read_text(path)
     if text.lstrip()[:1] in ("{", "["):
         return "UTF-16"
-    if NSYS.search(text[:HEAD_BYTES]):
-        return "nsys"
+    nsys_tables = nsys.tables(text)
+    if nsys_tables:
+        return next(kind for kind in NSYS_KINDS if kind in nsys_tables)
+    if NSYS_TEXT.search(text[:HEAD_BYTES]):
+        return "nsys text"
     match = ncu.HEADER.search(text)
     if match:
         return "other" if "Invocations" in match[0] else "ncu"  # A summary has no launches.

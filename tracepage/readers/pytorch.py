@@ -43,6 +43,13 @@ def read_trace(path: Path) -> Source:
     if events.others is not None:
         return read_other_trace(path, events.others)
     trace = graph_replays.with_eager_spans(path, chrome_trace.make_trace(path, events))
+    return trace_source("pytorch-trace", path, trace)
+
+
+def trace_source(kind: str, path: Path, trace: Trace) -> Source:
+    """The calls of a trace that was read from `path`. UsageError: it has steps, and none has any
+    work.
+    """
     steps = len(trace.steps) or None
     if steps is None and any(event.name.startswith(chrome_trace.STEP) for event in trace.host):
         raise UsageError(
@@ -61,7 +68,7 @@ def read_trace(path: Path) -> Source:
     if trace.kernels.empty:
         launches = any(event.kind == "launch" for event in trace.host)
         notes += _cpu_notes(calls.name, NO_KERNELS_NOTE if launches or notes else OPERATORS_NOTE)
-    return make_source("pytorch-trace", path, calls, steps=steps, notes=notes, trace=trace)
+    return make_source(kind, path, calls, steps=steps, notes=notes, trace=trace)
 
 
 def read_profile(path: Path) -> Source:

@@ -4,18 +4,16 @@ and rocprof-compute.
 
 import os
 import re
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 from tracepage import files
 from tracepage.errors import UsageError
+from tracepage.readers import sqlite_file
 from tracepage.readers.csv_table import numbers, read_frame
 from tracepage.readers.source import SERIALIZED_NOTE, Source, make_source, several_gpus
 
 import pandas
 
-SQLITE = b"SQLite format 3\0"  # A database begins with it.
 # Tables of rocprof-compute with the counters of all passes of a workload.
 JOINED = ("pmc_perf.csv", "pmc_perf.csv.gz")
 # A counter begins with the block of the GPU that counts.
@@ -141,41 +139,27 @@ def source_of_database(path: Path) -> str:
     """ "rocpd" if a SQLite database holds kernels and no counters of them, else a key of
     `load_kernels.REFUSALS`.
     """
-    views = {name for (name,) in _query(path, "SELECT name FROM sqlite_master")}
-    if any(name.startswith("CUPTI_ACTIVITY") for name in views):
-        return "nsys"
+    views = sqlite_file.tables(path)
     counters = (
         "SELECT 1 FROM rocpd_pmc_event P "
         "JOIN rocpd_kernel_dispatch K ON K.event_id = P.event_id LIMIT 1"
     )
-    if "counters_collection" in views and _query(path, counters):
+    if "counters_collection" in views and sqlite_file.query(path, counters):
         return "counters of a pass"
-    if "kernels" in views and _query(path, "SELECT 1 FROM kernels LIMIT 1"):
+    if "kernels" in views and sqlite_file.query(path, "SELECT 1 FROM kernels LIMIT 1"):
         return "rocpd"
     return "other"
 
 
 def read_rocpd(path: Path) -> Source:
-    columns = {name for _, name, *_ in _query(path, "PRAGMA table_info(kernels)")}
+    columns = sqlite_file.columns(path, "kernels")
     agent = "agent_log_index" if "agent_log_index" in columns else "0"
     process = "guid" if "guid" in columns else "0"
-    rows = _query(
+    rows = sqlite_file.query(
         path, f'SELECT name, start, "end", {agent}, {process} FROM kernels ORDER BY start'
     )
     header = ["Kernel_Name", "Start_Timestamp", "End_Timestamp", *GPU_COLUMNS[:2]]
     return _trace("rocpd", path, pandas.DataFrame(rows, columns=header))
-
-
-def _query(path: Path, sql: str) -> list[tuple]:
-    """Rows of a SQLite database, which is opened read-only."""
-    try:
-        with (
-            files.opened(path),
-            closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database,
-        ):
-            return database.execute(sql).fetchall()
-    except sqlite3.Error as error:
-        raise UsageError(f"{path} is not a database of rocpd, or is damaged: {error}") from error
 
 
 def read_rocprof_ceilings(path: Path) -> tuple[float, dict[str, float]]:

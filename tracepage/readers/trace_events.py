@@ -121,6 +121,9 @@ class Events(NamedTuple):
     # All events as they are in the file, where none is an operator of PyTorch or work of a GPU.
     others: list[Any] | None
     origin: int = 0  # The first time on the clock of the file, ns.
+    # Where ranges of any name are spans: a thread without ranges of its own, and the one whose
+    # ranges are around its calls.
+    ranged: dict[tuple, tuple] | None = None
 
 
 def raw_events(path: Path) -> Iterator[Any]:
@@ -215,7 +218,7 @@ def read_events(path: Path) -> Events:
         events += work
         unknown = [event for event in unknown if event.kind in UNKNOWN]
     events.sort(key=lambda event: (event.start, -event.duration))
-    _name_streams([event for event in events if event.kind in DEVICE])
+    name_streams([event for event in events if event.kind in DEVICE])
     far = _without_clock(events)
     long = _endless([event for event in events if event not in far])
     left_out = {
@@ -238,7 +241,7 @@ def read_events(path: Path) -> Events:
     frames = [event for event in kept if event.kind == "frame"]
     host = [event for event in kept if event.kind not in (*DEVICE, "frame")]
     device = [event for event in kept if event.kind in DEVICE]
-    notes += _overlap(device)
+    notes += overlap(device)
     return Events(host, device, frames, tuple(notes), read_devices(path), others, origin)
 
 
@@ -275,7 +278,7 @@ def _lanes_of_work(events: list[Event], unknown: list[Event], devices: set[Any])
     return work
 
 
-def _name_streams(device: list[Event]) -> None:
+def name_streams(device: list[Event]) -> None:
     """Work without a stream has its lane for one. Each GPU numbers its streams by itself."""
     several = len({event.thread[0] for event in device}) > 1
     for event in device:
@@ -380,7 +383,7 @@ def _has_overflowed(duration: int) -> bool:
     return any(abs(duration - limit) < NEAR * limit for limit in LIMITS)
 
 
-def _overlap(device: list[Event]) -> tuple[str, ...]:
+def overlap(device: list[Event]) -> tuple[str, ...]:
     """A note if work that one stream shows at a time is more than OVERLAPPED of all work."""
     ends: dict[Any, int] = {}
     ns = 0

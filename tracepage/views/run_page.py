@@ -2,7 +2,7 @@
 which its file has the numbers.
 
     profile, with its trace beside it    everything, against the ceilings that the run measured
-    trace of torch.profiler              timeline, time by span, kernels, memory
+    trace of torch.profiler, or of nsys  timeline, time by span or range, kernels, memory
     file of another profiler             kernels; a timeline where it has times, and memory traffic
                                          where it has counters
     other Chrome trace                   timeline, and the events by name
@@ -126,6 +126,8 @@ def _trace_page(source: Source, trace: Trace, causes: StepCauses) -> Report:
     step_causes.add_sections(page, causes, trace)
     if source.steps and timeline.spanned(trace):
         _add_spans(page, trace)
+    elif source.kind == "nsys":
+        _add_ranges(page, source)
     extent = f"profiled steps: {source.steps}" if source.steps else "all events"
     _add_timeline(page, timeline.draw_trace(trace, causes.gaps), extent)
     _add_launches(page, source)
@@ -205,6 +207,17 @@ def _add_spans(page: Report, trace: Trace) -> None:
     page.section("Time of the step by span")
     page.table(*profile_summary.span_rows(sums))
     page.text(*bottlenecks.overlap(kernels.duration_ns.sum() / 1e3, sums["device_busy_us"]))
+
+
+def _add_ranges(page: Report, source: Source) -> None:
+    """Adds the time of all launches by the deepest range of NVTX around them."""
+    sums = source.table.groupby("span").duration_ns.agg(["size", "sum"])
+    sums = sums.sort_values("sum", ascending=False, kind="stable")
+    unit, factor = tables.time_unit(sums["sum"].max() / 1e6)
+    rows = [[name, calls, ns / 1e6 * factor] for name, calls, ns in sums.itertuples()]
+    if len(rows) > 1:
+        page.section("Time by range")
+        page.table(["deepest NVTX range", "launches", unit], rows, top=TOP)
 
 
 def _page_of_two(

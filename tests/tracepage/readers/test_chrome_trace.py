@@ -311,3 +311,13 @@ def test_steps_of_several_processes_in_one_file_are_refused(tmp_path):
         match=r"merged\.json holds the steps of several processes: give the trace of one of them",
     ):
         chrome_trace.load(tmp_path / "merged.json")
+
+
+def test_kernels_of_a_trace_without_steps_have_their_spans_and_operators(tmp_path):
+    events = gpu_trace()["traceEvents"]
+    whole = [event for event in events if not event["name"].startswith("ProfilerStep#")]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": whole}))
+    kernels = chrome_trace.load(path).kernels
+    assert list(kernels.span[1:4]) == ["attention", "residual", "attention"]
+    assert kernels.launch_delay_ns[1] == 6_000 and len(kernels.operators[1]) == 2

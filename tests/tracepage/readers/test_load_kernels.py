@@ -33,10 +33,10 @@ DETAILS = (FIXTURES / "ncu_details.csv").read_text()
             "API calls",
         ),
         (
-            'Time (%),Total Time (ns),Instances,Name\n60.0,600,2,"f<a, b>(x)"\n',
-            "is none of the files that hold kernels",
+            "Time (%),Total Time (ns),Num Calls,Name\n60.0,600,2,cudaMalloc\n",
+            "is a table of nsys without kernels: give that of `nsys stats --report cuda_gpu_trace",
         ),
-        (b"SQLite format 3\0" + b"x" * 100, "is not a database of rocpd, or is damaged"),
+        (b"SQLite format 3\0" + b"x" * 100, "is not a SQLite database, or is damaged"),
         ('{"schema": "tiny-llama-run/1"}', "is none of the files that hold kernels"),
         (DETAILS.replace('"Duration"', '"Elapsed"'), "without a duration"),
     ],
@@ -93,7 +93,7 @@ def test_a_folder_gives_the_newest_run_of_its_best_source(tmp_path):
 
 def test_a_damaged_file_stops_a_folder_only_if_it_is_alone(tmp_path):
     damaged = put(tmp_path / "7_results.db", b"SQLite format 3\0" + b"x" * 100)
-    with pytest.raises(UsageError, match=rf"{damaged} is not a database of rocpd, or is damaged"):
+    with pytest.raises(UsageError, match=rf"{damaged} is not a SQLite database, or is damaged"):
         load_kernels.load(tmp_path)
     put(tmp_path / "1_kernel_trace.csv", b"\xef\xbb\xbf" + TRACE.encode())
     assert any("1 of damaged files" in note for note in load_kernels.load(tmp_path).notes)
