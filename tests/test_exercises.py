@@ -6,6 +6,7 @@ On a GPU the exercises' kernels run there, without one in Triton's interpreter.
 
 import ast
 import importlib.util
+import json
 import os
 import re
 import runpy
@@ -15,10 +16,13 @@ from pathlib import Path
 
 from tests import records
 from tests.conftest import PATHS, ROOT, V1, finished, runs_kernels
+from tracepage.causes import waits
 from tracepage.errors import UsageError
 from tracepage.files import write_json
+from tracepage.readers import load_kernels
 
 import pytest
+import torch
 
 LAB = V1 / "exercises/profiling_lab"
 V3, V4 = ROOT / "version3_triton/exercises", ROOT / "version4_ultra_fused/exercises"
@@ -26,6 +30,7 @@ LADDER, MEASURING = V4 / "distributed", V1 / "exercises/measuring_that_holds"
 MEMORY, DECODING = ROOT / "version2_pytorch_fused/exercises/memory_you_choose", ROOT / "decoding"
 COMPILER = ROOT / "version2_pytorch_fused/exercises/why_compile_did_not_help"
 DEBUGGING = V4 / "debugging"
+WAITING = V1 / "exercises/why_it_waits"
 LESSONS = (LADDER, MEASURING, MEMORY, DECODING)  # a test's name begins with its problem
 KERNEL_STARTERS = sorted(path for folder in (V3, V4) for path in folder.glob("starter/*.py"))
 STARTERS = [
@@ -147,6 +152,41 @@ def test_each_addition_to_version_2_fails_a_test_until_it_is_repaired(tmp_path):
     }
     code, cases = run_tests(COMPILER, "solution", tmp_path / "results.xml")
     assert code == 0 and len(cases) == 9
+
+
+def test_each_part_that_makes_the_gpu_wait_fails_its_test_until_it_is_mended(tmp_path):
+    code, cases = run_tests(WAITING, "starter", tmp_path / "results.xml")
+    assert code == 1 and len(cases) == 6
+    assert all(message is not None for _, message in cases)
+    code, cases = run_tests(WAITING, "solution", tmp_path / "results.xml")
+    assert code == 0 and len(cases) == 6
+    starter = described(WAITING / "starter/parts.py")
+    solution = described(WAITING / "solution/parts.py")
+    assert {name: arguments for name, (arguments, _) in starter.items()} == {
+        name: arguments for name, (arguments, _) in solution.items()
+    }
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU records")
+def test_a_program_that_waits_runs_with_a_fault_and_is_recorded_on_a_gpu_alone(
+    run_script, refused, tmp_path
+):
+    trace = tmp_path / "trace.json"
+    said = run_script(WAITING / "training.py", "--fault", "letters", "--trace", trace).stdout
+    assert said.endswith(" ms a step\n") and len(json.loads(trace.read_text())["traceEvents"]) > 100
+    assert "recorded on a GPU" in refused(WAITING / "training.py", "--record", tmp_path / "record")
+
+
+@pytest.mark.parametrize("number", range(1, 7))
+def test_a_recorded_case_has_the_verdict_of_its_record(number):
+    """And the measured step without the fault is within the verdict's bounds, or 5% beside them."""
+    folder = ROOT / "results/h200/why_it_waits"
+    case = json.loads((folder / "why_it_waits.json").read_text())["cases"][number - 1]
+    causes = waits.attribute(load_kernels.load(folder / f"case_{number}.json.gz"))
+    verdict = causes.verdict
+    assert (case["case"], case["cause"]) == (number, verdict["cause"])
+    bounds = re.findall(r"(?:Without it,|at least) ([\d.]+) ms", verdict["sentence"])
+    assert 0.95 * float(bounds[-1]) < case["ms_without"] < 1.05 * float(bounds[0])
 
 
 def test_three_of_four_checks_fail_on_the_broken_version_4_until_it_is_mended(tmp_path):

@@ -22,8 +22,10 @@ wait until they have used it up, the last wait first. A synchronization that did
 no debt, and launches remain the cause. What the host does beside a busy device costs nothing by
 itself.
 
-Removing a cause can reveal another wait, so a gain is a bound: step / (step - part). The profiler
-adds time to each operator and launch, so undisturbed steps wait less for the host.
+A gain is step / (step - part). Removing a cause can reveal another wait, and it can hide others:
+a host that no longer waits may be ahead of the device in the rest of the step, too. So the verdict
+also names the time without any gap. The profiler adds time to each operator and launch, so
+undisturbed steps wait less for the host.
 """
 
 import re
@@ -110,7 +112,7 @@ class Verdict(TypedDict):
 
     cause: str
     ms: float
-    gain: float  # At most so many times as fast, if it were gone.
+    gain: float  # So many times as fast, if it alone were gone.
     sentence: str
 
 
@@ -164,7 +166,7 @@ def _of_trace(trace: Trace) -> StepCauses:
     ran = (kernels.start_ns < windows.max()) & (ends > windows.min())
     parts = _parts(kernels[ran], moments, gaps, len(windows))
     step_ms = (windows[:, 1] - windows[:, 0]).mean() / 1e6
-    verdict = _verdict(_whole(step_ms, bool(len(trace.steps))), step_ms, parts, gaps)
+    verdict = _verdict(_whole(step_ms, bool(len(trace.steps))), step_ms, parts, gaps, len(windows))
     if verdict["cause"] in wait_words.SLOWED:
         launches = kernels[ran & (kernels.launch >= 0)].launch.nunique() / len(windows)
         verdict["sentence"] += wait_words.OF_PROFILER.format(launches)
@@ -502,9 +504,11 @@ def single_waits(gaps: pandas.DataFrame) -> Any:
     return gaps.groupby(gaps.culprit.where(~by_gap, gaps.gap))
 
 
-def _verdict(whole: str, step_ms: float, parts: list[Part], gaps: pandas.DataFrame) -> Verdict:
+def _verdict(
+    whole: str, step_ms: float, parts: list[Part], gaps: pandas.DataFrame, steps: int
+) -> Verdict:
     """The largest part that can be removed, and what people do about it. `whole` is the step in
-    words.
+    words, and `gaps` are those of all `steps`.
     """
     removable = [part for part in parts if part["cause"] != "work"]
     large = [part for part in removable if part["ms"] >= REMOVABLE * step_ms]
@@ -514,7 +518,8 @@ def _verdict(whole: str, step_ms: float, parts: list[Part], gaps: pandas.DataFra
     cause = part["cause"]
     ms = part["ms"]
     count = part["count"]
-    gain = step_ms / (step_ms - ms) if ms < step_ms else float("inf")
+    rest_ms = step_ms - ms
+    gain = step_ms / rest_ms if rest_ms > 0 else float("inf")
     about, cure = wait_words.WORDS[cause]
     sentence = f"{about}: {ms:.3g} ms of {whole} ({_share(ms / step_ms)})"
     if count:
@@ -525,7 +530,11 @@ def _verdict(whole: str, step_ms: float, parts: list[Part], gaps: pandas.DataFra
     if len(chosen) and cause not in RUNNING:
         longest = single_waits(chosen).duration_ns.sum().nlargest(3) / 1e6
         sentence += f" The longest took {', '.join(f'{time:.3g}' for time in longest)} ms."
-    sentence += f" Without it, at most {gain:.2f} times as fast. {cure}"
+    sentence += f" Without it, {rest_ms:.3g} ms: {gain:.2f} times as fast"
+    least_ms = rest_ms - gaps[gaps.cause != cause].duration_ns.sum() / steps / 1e6
+    if least_ms < (1 - REMOVABLE) * rest_ms:
+        sentence += f", or at least {least_ms:.3g} ms, if the host is then always ahead"
+    sentence += f". {cure}"
     if others:
         more = [f"{other['cause'].replace('_', ' ')} {other['ms']:.3g} ms" for other in others]
         sentence += f" Next: {', '.join(more)}."
@@ -580,7 +589,7 @@ def _of_table(source: Source) -> StepCauses:
         parts.append(_part("unknown", "", idle_ms, len(gaps) / steps, where))
     parts.sort(key=lambda part: -part["ms"])
     step_ms = whole_ns / steps / 1e6
-    verdict = _verdict(_whole(step_ms, bool(source.steps)), step_ms, parts, gaps)
+    verdict = _verdict(_whole(step_ms, bool(source.steps)), step_ms, parts, gaps, steps)
     return StepCauses(step_ms, parts, verdict, gaps)
 
 

@@ -16,7 +16,7 @@ or an assistant. The JSON of one file, with times in ms of a step:
     file, device, steps    what ran; steps is null where the file has none, and then the times are
                            those of the whole file
     step_ms
-    verdict                cause, ms, gain (times as fast without it, at most), sentence
+    verdict                cause, ms, gain (times as fast without it), sentence
     parts                  cause, kind (of work), ms, count, where; they add up to step_ms
     notes                  caveats of the file
 

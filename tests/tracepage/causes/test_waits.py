@@ -207,6 +207,24 @@ def test_a_debt_is_paid_in_gaps_of_launches_after_it(tmp_path):
     assert ms["launches"] == pytest.approx(100 * 0.02 - 2, abs=0.1)
 
 
+def test_a_host_that_no_longer_waits_may_hide_its_other_waits(tmp_path):
+    """The trace begins after a wait whose lead would have hidden the launches."""
+
+    def step(program):
+        program.python(5_000)
+        program.work(kernels=100, us=10, host=25)
+
+    causes = attribute(tmp_path, step)
+    ms = parts(causes)
+    rest = causes.step_ms - ms["host"]
+    sentence = causes.verdict["sentence"]
+    assert f"Without it, {rest:.3g} ms" in sentence and ms["launches"] > 1
+    assert f"at least {ms['work']:.3g} ms, if the host is then always ahead" in sentence
+
+    causes = attribute(tmp_path, lambda program: FAULTS["host"](program, FAULT) or program.work())
+    assert "at least" not in causes.verdict["sentence"]
+
+
 def test_a_synchronization_of_an_empty_queue_leaves_the_cause_to_launches(tmp_path):
     def step(program):
         program.work(kernels=100, us=2, host=50)

@@ -1,16 +1,16 @@
 """Your parts give the same results, and the GPU does not wait for them."""
 
-import os
 import sys
 import zlib
 from pathlib import Path
 
+import exercise_tools as exercises
+
 import pytest
 import torch
 from torch import nn
-from training import load_parts
 
-parts = load_parts(os.environ.get("KERNEL_EXERCISES", "starter"))
+parts = exercises.load(Path(__file__).parent, "parts")
 TEXT = "to be or not to be "
 
 

@@ -2,20 +2,19 @@
 
 python training.py                                      # all parts are mended
 python training.py --fault checksum                     # that part is the one in starter/
-python training.py --fault checksum --trace case.json  # also profiles two steps
-python training.py --record ../../../results/h100/why_it_waits    # all faults; needs a GPU
+python training.py --fault checksum --trace case.json   # also profiles two steps
+python training.py --record ../../../results/h100/why_it_waits   # all faults; needs a GPU
 """
 
 import argparse
-import importlib.util
-import os
+import itertools
+import runpy
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from types import ModuleType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # the root of this clone
@@ -30,29 +29,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# The part of each fault, and what the GPU waits for.
+# The part of each fault and what the GPU waits for, in the order of the recorded cases.
 FAULTS = {
-    "letters": ("Samples", "input"),
-    "features": ("host_tensor", "copy_to_device"),
-    "norms": ("gradient_norms", "synchronization"),
     "memory": ("tidy_memory", "allocation"),
     "checksum": ("checksum", "host"),
+    "letters": ("Samples", "input"),
     "weights": ("save", "saving"),
+    "norms": ("gradient_norms", "synchronization"),
+    "features": ("host_tensor", "copy_to_device"),
 }
 # Width, blocks, sequences in a batch and their length, on a GPU and on a CPU.
-SIZES = {True: (1024, 12, 64, 256), False: (128, 4, 16, 64)}
-ORDER = ("memory", "checksum", "letters", "weights", "norms", "features")  # of the cases
+SIZES = {True: (1024, 12, 64, 256), False: (16, 1, 32, 64)}
 STEPS = 12
 TURNS = 3
-
-
-def load_parts(folder: str) -> ModuleType:
-    path = Path(__file__).parent / folder / "parts.py"
-    spec = importlib.util.spec_from_file_location(f"{folder}_parts", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Block(nn.Module):
@@ -81,20 +70,22 @@ class Model(nn.Module):
         return F.cross_entropy(logits.float(), letters[:, 1:].flatten())
 
 
-def parts_with(fault: str | None) -> dict[str, Callable]:
-    """The parts by name: of the solution, but that of the fault is of starter/."""
-    mended = load_parts("solution")
-    faulty = load_parts("starter")
-    return {
-        name: getattr(faulty if key == fault else mended, name) for key, (name, _) in FAULTS.items()
-    }
+def parts_with(fault: str | None) -> dict[str, Any]:
+    """The parts by name: of solution/, but that of the fault is of starter/."""
+    folder = Path(__file__).parent
+    parts = runpy.run_path(str(folder / "solution/parts.py"))
+    if fault:
+        name = FAULTS[fault][0]
+        parts[name] = runpy.run_path(str(folder / "starter/parts.py"))[name]
+    return parts
 
 
 def train(fault: str | None, trace: Path | None = None) -> float:
     """The mean time of a step in ms, over STEPS steps after three; then profiles two, if asked."""
     parts = parts_with(fault)
     device = devices.select("auto")
-    width, blocks, batch_size, length = SIZES[devices.is_gpu(device)]
+    on_gpu = devices.is_gpu(device)
+    width, blocks, batch_size, length = SIZES[on_gpu]
     devices.configure(device, seed=0)
     text = "the quick brown fox jumps over the lazy dog. " * (batch_size * length)
     samples = parts["Samples"](text, length)
@@ -102,13 +93,13 @@ def train(fault: str | None, trace: Path | None = None) -> float:
     model = Model(width, blocks).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     features = parts["host_tensor"](batch_size, length, width)
-    numbers = iter(range(1000))
-    sums = []
+    numbers = itertools.count()
+    folder = tempfile.TemporaryDirectory()
 
     def step() -> None:
         batch = next(batches)
-        sums.append(parts["checksum"](batch))
-        with torch.autocast(device.type, torch.bfloat16):
+        parts["checksum"](batch)
+        with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
             letters = batch.to(device, non_blocking=True)
             loss = model(letters, features.to(device, non_blocking=True))
         loss.backward()
@@ -116,7 +107,7 @@ def train(fault: str | None, trace: Path | None = None) -> float:
         optimizer.step()
         optimizer.zero_grad()
         parts["tidy_memory"]()
-        parts["save"](model, next(numbers), Path(tempfile.gettempdir(), f"{os.getpid()}.pt"))
+        parts["save"](model, next(numbers), Path(folder.name, "weights.pt"))
 
     for _ in range(3):
         step()
@@ -128,7 +119,7 @@ def train(fault: str | None, trace: Path | None = None) -> float:
     seconds = time.perf_counter() - start
     if trace:
         write_trace(step, trace)
-    Path(tempfile.gettempdir(), f"{os.getpid()}.pt").unlink(missing_ok=True)
+    folder.cleanup()
     return 1e3 * seconds / STEPS
 
 
@@ -150,16 +141,15 @@ def record_all(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     measured = record.header("tiny-llama-why-it-waits/1", device, "bf16")
     measured["cases"] = []
-    for number, fault in enumerate(ORDER, 1):
+    for number, (fault, (_, cause)) in enumerate(FAULTS.items(), 1):
         with_fault = []
         without = []
         for _ in range(TURNS):
             with_fault.append(train(fault))
             without.append(train(None))
         train(fault, folder / f"case_{number}.json.gz")
-        case: dict[str, Any] = {"case": number, "fault": fault, "cause": FAULTS[fault][1]}
+        case: dict[str, Any] = {"case": number, "fault": fault, "cause": cause}
         case |= {"ms": median(with_fault), "ms_without": median(without)}
-        print(case, flush=True)
         measured["cases"].append(case | {"all_ms": with_fault, "all_ms_without": without})
     write_measurement(folder / "why_it_waits.json", measured, "--record")
 
@@ -168,7 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--fault", choices=FAULTS, help="the part that is taken from starter/")
+    parser.add_argument("--fault", choices=sorted(FAULTS), help="the part taken from starter/")
     parser.add_argument("--trace", type=Path, metavar="FILE.json", help="profiles two steps")
     parser.add_argument("--record", type=Path, metavar="DIR", help="records all faults")
     arguments = cli.parse(parser)
