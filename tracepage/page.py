@@ -40,7 +40,9 @@ def main() -> None:
     if kind not in KINDS:
         raise UsageError(f"--output {options.output}: name a .html, .md or .json file")
     inputs = [path for path in (options.run, options.other) if path]
-    output = writable_file(options.output, "--output", inputs)
+    # A page may lie in the folder whose files it shows.
+    input_files = [path for path in inputs if path.is_file()]
+    output = writable_file(options.output, "--output", input_files)
     sources = [run_page.load_page_source(_profile_in(path)) for path in inputs]
     if kind == ".html":
         write_text(output, run_page.make_page(sources).html())

@@ -137,9 +137,10 @@ def raw_events(path: Path) -> Iterator[Any]:
     is_list = False
     try:
         with files.opened(path) as file:
-            head = file.read(1000)
-            is_list = head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
-            file.seek(len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0)
+            _skip_mark(file)
+            first = file.tell()
+            is_list = file.read(1000).lstrip()[:1] == b"["
+            file.seek(first)
             yield from ijson.items(file, "item" if is_list else "traceEvents.item")
     except ijson.JSONError as error:
         if is_list and isinstance(error, ijson.IncompleteJSONError):
@@ -149,12 +150,19 @@ def raw_events(path: Path) -> Iterator[Any]:
         raise UsageError(f"{path} is not JSON or is cut off: {reason}") from error
 
 
+def _skip_mark(file: Any) -> None:
+    """Goes on after the mark of UTF-8, if the file begins with it."""
+    if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+        file.seek(0)
+
+
 def read_devices(path: Path) -> list[dict[str, Any]]:
     """The GPUs that a trace names before its events: `id`, `name`, `multiprocessors` and `memory`
     in bytes, as far as it tells them.
     """
     devices: list[dict[str, Any]] = []
     with files.opened(path) as file:
+        _skip_mark(file)
         for place, event, value in ijson.parse(file):
             if place in ("traceEvents", "item"):
                 break
