@@ -2,6 +2,7 @@
 
     tracepage pytorch_profiles
     tracepage profile_a.json profile_b.json --output two.html
+    tracepage trace_rank*.json                # or their folder: all ranks of a job on one page
     tracepage trace.json --output report.md   # or report.json: what limits the step, and its parts
 
 In a clone, `python page.py` is the same command.
@@ -10,11 +11,16 @@ In a clone, `python page.py` is the same command.
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from tracepage import command_line
+from tracepage.causes import rank_waits
 from tracepage.errors import UsageError
 from tracepage.files import writable_file, write_json, write_text
+from tracepage.readers import rank_traces
 from tracepage.records import step_profile
+from tracepage.show import rank_sections
+from tracepage.show.report import Report
 from tracepage.views import run_page
 
 KINDS = (".html", ".md", ".json")
@@ -26,7 +32,11 @@ def main() -> None:
         "run", type=Path, metavar="A", help="a profile or a trace, or what another profiler wrote"
     )
     parser.add_argument(
-        "other", type=Path, nargs="?", metavar="B", help="another one, beside it on the page"
+        "others",
+        type=Path,
+        nargs="*",
+        metavar="B",
+        help="another one, beside it on the page, or the traces of a job's other ranks",
     )
     parser.add_argument(
         "--output",
@@ -39,16 +49,30 @@ def main() -> None:
     kind = options.output.suffix
     if kind not in KINDS:
         raise UsageError(f"--output {options.output}: name a .html, .md or .json file")
-    inputs = [path for path in (options.run, options.other) if path]
+    inputs = [options.run, *options.others]
     output = writable_file(options.output, "--output", inputs)
-    sources = [run_page.load_page_source(_profile_in(path)) for path in inputs]
-    if kind == ".html":
-        write_text(output, run_page.make_page(sources).html())
-    elif kind == ".md":
-        write_text(output, run_page.summary_report(sources).markdown())
+    traces, notes = rank_traces.find(list(map(_profile_in, inputs)))
+    if traces:
+        ranks = {number: rank_waits.read_rank(path) for number, path in traces.items()}
+        job = rank_waits.compare(ranks, notes)
+        _write(output, run_page.ranks_page(job), rank_sections.content(job))
     else:
-        write_json(output, run_page.summary_json(sources))
+        sources = [run_page.load_page_source(_profile_in(path)) for path in inputs]
+        if kind == ".html":
+            write_text(output, run_page.make_page(sources).html())
+        elif kind == ".md":
+            write_text(output, run_page.summary_report(sources).markdown())
+        else:
+            write_json(output, run_page.summary_json(sources))
     print(f"written: {output}")
+
+
+def _write(output: Path, page: Report, content: dict[str, Any]) -> None:
+    """A page whose text is short, or its content, by the suffix."""
+    if output.suffix == ".json":
+        write_json(output, content)
+    else:
+        write_text(output, page.html() if output.suffix == ".html" else page.markdown())
 
 
 def _profile_in(path: Path) -> Path:

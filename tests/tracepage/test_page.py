@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES, STATS, put, write_gpu_trace
+from tests.rank_files import write_late
 from tracepage import page
 
 import pytest
@@ -138,3 +139,16 @@ def test_a_folder_of_another_profiler_gives_the_page_of_its_kernels(tmp_path, mo
     monkeypatch.setattr(sys, "argv", ["page.py", str(tmp_path), "--output", str(output)])
     page.main()
     assert "results.stats.csv" in output.read_text()
+
+
+@pytest.mark.parametrize("by_folder", [True, False])
+def test_a_folder_of_ranks_or_their_files_give_one_page(tmp_path, monkeypatch, by_folder):
+    (tmp_path / "ranks").mkdir()
+    paths = write_late(tmp_path / "ranks")
+    names = [str(tmp_path / "ranks")] if by_folder else list(map(str, paths))
+    for suffix, begin in ((".html", "<!doctype html>"), (".md", "# 2 ranks"), (".json", "{")):
+        output = tmp_path / f"all{suffix}"
+        monkeypatch.setattr(sys, "argv", ["tracepage", *names, "--output", str(output)])
+        page.main()
+        text = output.read_text().lstrip()
+        assert text.startswith(begin) and "Rank 1 is slow" in text

@@ -110,6 +110,8 @@ def make_trace(path: Path, events: Events) -> Trace:
         host=host,
         frames=events.frames,
         notes=events.notes,
+        origin=events.origin,
+        job=events.job,
     )
 
 
@@ -230,6 +232,7 @@ def _join_kernels(
         # Some profilers list copies and fills among the kernels.
         work = category(kernel.name) if kernel.kind == "kernel" else kernel.kind
         call = (kernel.name, work, kernel.start, kernel.duration, kernel.stream)
+        about = (kernel.blocks, kernel.collective)
         row, launch = launches.get(kernel.correlation, (-1, None))
         if launch is None or by_time:
             if step >= 0 or kernel.correlation is None or by_time:
@@ -239,7 +242,7 @@ def _join_kernels(
                     if start <= kernel.start < start + duration
                 )
                 step = next(inside, step)
-            rows.append((*call, "other", "other", step, UNKNOWN, [], UNKNOWN, row, kernel.blocks))
+            rows.append((*call, "other", "other", step, UNKNOWN, [], UNKNOWN, row, *about))
             continue
         operator = launch.operator
         if operator:
@@ -256,7 +259,7 @@ def _join_kernels(
             graph = launch.start
         delay = kernel.start - launch.start
         place = (launch.span, phase, launch.step, delay, chain, graph)
-        rows.append((*call, *place, row, kernel.blocks))
+        rows.append((*call, *place, row, *about))
         step = max(step, launch.step)
     return rows
 

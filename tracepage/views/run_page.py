@@ -6,6 +6,7 @@ which its file has the numbers.
     file of another profiler             kernels; a timeline where it has times, and memory traffic
                                          where it has counters
     other Chrome trace                   timeline, and the events by name
+    trace of each rank of a job          who waits for whom, timelines on one clock
 
 Two files have both timelines, what limits each step, the causes that changed, and the launches that
 went and came.
@@ -27,6 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tracepage.causes.rank_waits import Job
 from tracepage.causes.waits import StepCauses
 from tracepage.cost.optimization_targets import mean_step
 from tracepage.errors import UsageError
@@ -35,7 +37,7 @@ from tracepage.readers.source import OTHER_TRACE, Source
 from tracepage.readers.trace import Trace
 from tracepage.records import run_record
 from tracepage.records.step_profile import Profile
-from tracepage.show import run_facts, step_causes, tables
+from tracepage.show import rank_sections, run_facts, step_causes, tables
 from tracepage.show.report import Report
 from tracepage.terminal import shortened
 from tracepage.views import (
@@ -71,6 +73,15 @@ def make_page(sources: Sequence[Source]) -> Report:
     causes = list(map(_causes, sources))
     pages = [_page_of(*side) for side in zip(sources, causes, strict=True)]
     return _page_of_two(sources, pages, causes) if pages[1:] else pages[0]
+
+
+def ranks_page(job: Job) -> Report:
+    """The page of all ranks of a job."""
+    device = next(iter(job.ranks.values())).device
+    page = Report(", ".join(filter(None, (f"{len(job.ranks)} ranks", device))))
+    rank_sections.add_sections(page, job)
+    _add_timeline(page, timeline.draw_ranks(job), "all ranks on one clock")
+    return page
 
 
 def _causes(source: Source) -> StepCauses | None:
