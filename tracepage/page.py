@@ -3,6 +3,7 @@
     tracepage pytorch_profiles
     tracepage profile_a.json profile_b.json --output two.html
     tracepage trace_rank*.json                # or their folder: all ranks of a job on one page
+    tracepage snapshot.pickle                 # of torch.cuda.memory._dump_snapshot; or two
     tracepage trace.json --output report.md   # or report.json: what limits the step, and its parts
 
 In a clone, `python page.py` is the same command.
@@ -17,9 +18,9 @@ from tracepage import command_line
 from tracepage.causes import rank_waits
 from tracepage.errors import UsageError
 from tracepage.files import writable_file, write_json, write_text
-from tracepage.readers import rank_traces
+from tracepage.readers import allocator_history, rank_traces
 from tracepage.records import step_profile
-from tracepage.show import rank_sections
+from tracepage.show import rank_sections, snapshot_sections
 from tracepage.show.report import Report
 from tracepage.views import run_page
 
@@ -51,19 +52,26 @@ def main() -> None:
         raise UsageError(f"--output {options.output}: name a .html, .md or .json file")
     inputs = [options.run, *options.others]
     output = writable_file(options.output, "--output", inputs)
+    if any(map(allocator_history.is_snapshot, inputs)):
+        if len(inputs) > 2:
+            raise UsageError("give one memory snapshot, or two to compare")
+        snapshots = list(map(allocator_history.read, inputs))
+        report = snapshot_sections.page_of(snapshots)
+        _write(output, report, snapshot_sections.content(snapshots))
+        return
     traces, notes = rank_traces.find(list(map(_profile_in, inputs)))
     if traces:
         ranks = {number: rank_waits.read_rank(path) for number, path in traces.items()}
         job = rank_waits.compare(ranks, notes)
         _write(output, run_page.ranks_page(job), rank_sections.content(job))
+        return
+    sources = [run_page.load_page_source(_profile_in(path)) for path in inputs]
+    if kind == ".html":
+        write_text(output, run_page.make_page(sources).html())
+    elif kind == ".md":
+        write_text(output, run_page.summary_report(sources).markdown())
     else:
-        sources = [run_page.load_page_source(_profile_in(path)) for path in inputs]
-        if kind == ".html":
-            write_text(output, run_page.make_page(sources).html())
-        elif kind == ".md":
-            write_text(output, run_page.summary_report(sources).markdown())
-        else:
-            write_json(output, run_page.summary_json(sources))
+        write_json(output, run_page.summary_json(sources))
     print(f"written: {output}")
 
 
@@ -73,6 +81,7 @@ def _write(output: Path, page: Report, content: dict[str, Any]) -> None:
         write_json(output, content)
     else:
         write_text(output, page.html() if output.suffix == ".html" else page.markdown())
+    print(f"written: {output}")
 
 
 def _profile_in(path: Path) -> Path:

@@ -11,7 +11,9 @@ from pathlib import Path
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES, STATS, put, write_gpu_trace
 from tests.rank_files import write_late
+from tests.snapshot_files import step_content, write_snapshot
 from tracepage import page
+from tracepage.errors import UsageError
 
 import pytest
 
@@ -152,3 +154,16 @@ def test_a_folder_of_ranks_or_their_files_give_one_page(tmp_path, monkeypatch, b
         page.main()
         text = output.read_text().lstrip()
         assert text.startswith(begin) and "Rank 1 is slow" in text
+
+
+def test_a_memory_snapshot_or_two_give_a_page(tmp_path, monkeypatch):
+    path = write_snapshot(tmp_path / "a.pickle", step_content())
+    for names in ([str(path)], [str(path), str(path)]):
+        for suffix in page.KINDS:
+            output = tmp_path / f"memory{suffix}"
+            monkeypatch.setattr(sys, "argv", ["tracepage", *names, "--output", str(output)])
+            page.main()
+            assert "The peak is 70 MiB" in output.read_text()
+    with pytest.raises(UsageError, match="give one memory snapshot, or two to compare"):
+        monkeypatch.setattr(sys, "argv", ["tracepage", *[str(path)] * 3])
+        page.main()
