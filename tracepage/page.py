@@ -46,33 +46,47 @@ def main() -> None:
         metavar="FILE",
         help=".html, .md or .json (default: run.html)",
     )
+    parser.add_argument(
+        "--capture",
+        type=Path,
+        metavar="TRACE",
+        help="a trace of the same work without a CUDA graph: names the operators of A's graphs",
+    )
     options = command_line.parse(parser)
     kind = options.output.suffix
     if kind not in KINDS:
         raise UsageError(f"--output {options.output}: name a .html, .md or .json file")
+    if options.capture and options.others:
+        raise UsageError("--capture explains one trace: give A alone")
     inputs = [options.run, *options.others]
-    output = writable_file(options.output, "--output", inputs)
-    if any(map(allocator_history.is_snapshot, inputs)):
-        if len(inputs) > 2:
-            raise UsageError("give one memory snapshot, or two to compare")
-        snapshots = list(map(allocator_history.read, inputs))
-        report = snapshot_sections.page_of(snapshots)
-        _write(output, report, snapshot_sections.content(snapshots))
-        return
-    traces, notes = rank_traces.find(list(map(_profile_in, inputs)))
-    if traces:
+    output = writable_file(options.output, "--output", [*inputs, options.capture])
+    paths = list(map(_profile_in, inputs))
+    of_memory = any(map(allocator_history.is_snapshot, paths))
+    traces, notes = ({}, []) if of_memory else rank_traces.find(paths)
+    if of_memory:
+        _write_snapshots(output, paths)
+    elif traces:
         ranks = {number: rank_waits.read_rank(path) for number, path in traces.items()}
         job = rank_waits.compare(ranks, notes)
         _write(output, run_page.ranks_page(job), rank_sections.content(job))
-        return
-    sources = [run_page.load_page_source(_profile_in(path)) for path in inputs]
-    if kind == ".html":
-        write_text(output, run_page.make_page(sources).html())
-    elif kind == ".md":
-        write_text(output, run_page.summary_report(sources).markdown())
     else:
-        write_json(output, run_page.summary_json(sources))
+        sources = [run_page.load_page_source(path, options.capture) for path in paths]
+        if kind == ".html":
+            write_text(output, run_page.make_page(sources).html())
+        elif kind == ".md":
+            write_text(output, run_page.summary_report(sources).markdown())
+        else:
+            write_json(output, run_page.summary_json(sources))
     print(f"written: {output}")
+
+
+def _write_snapshots(output: Path, paths: list[Path]) -> None:
+    """UsageError: there are more than two."""
+    if len(paths) > 2:
+        raise UsageError("give one memory snapshot, or two to compare")
+    snapshots = list(map(allocator_history.read, paths))
+    content = snapshot_sections.content(snapshots)
+    _write(output, snapshot_sections.page_of(snapshots), content)
 
 
 def _write(output: Path, page: Report, content: dict[str, Any]) -> None:
@@ -81,7 +95,6 @@ def _write(output: Path, page: Report, content: dict[str, Any]) -> None:
         write_json(output, content)
     else:
         write_text(output, page.html() if output.suffix == ".html" else page.markdown())
-    print(f"written: {output}")
 
 
 def _profile_in(path: Path) -> Path:

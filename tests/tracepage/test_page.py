@@ -8,6 +8,7 @@ import sys
 import venv
 from pathlib import Path
 
+from tests import branched_traces
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES, STATS, put, write_gpu_trace
 from tests.rank_files import write_late
@@ -166,4 +167,24 @@ def test_a_memory_snapshot_or_two_give_a_page(tmp_path, monkeypatch):
             assert "The peak is 70 MiB" in output.read_text()
     with pytest.raises(UsageError, match="give one memory snapshot, or two to compare"):
         monkeypatch.setattr(sys, "argv", ["tracepage", *[str(path)] * 3])
+        page.main()
+
+
+def test_a_captured_step_of_any_program_takes_its_operators_from_another_trace(
+    tmp_path, monkeypatch
+):
+    branched_traces.write(tmp_path, captured=True)
+    eager = (tmp_path / "eager_trace_1.json").rename(tmp_path / "by_hand.json")
+    arguments = [str(tmp_path / "trace_1.json"), "--capture", str(eager)]
+    output = tmp_path / "page/a.html"
+    monkeypatch.setattr(sys, "argv", ["tracepage", *arguments, "--output", str(output)])
+    page.main()
+    assert "Time of the step by span" in output.read_text()
+    monkeypatch.setattr(sys, "argv", ["tracepage", str(eager), *arguments])
+    with pytest.raises(UsageError, match="--capture explains one trace"):
+        page.main()
+    table = put(tmp_path / "results.stats.csv", STATS)
+    monkeypatch.setattr(sys, "argv", ["tracepage", str(table), *arguments[1:]])
+    monkeypatch.chdir(output.parent)
+    with pytest.raises(UsageError, match="stats.csv is not a trace of torch.profiler"):
         page.main()

@@ -43,6 +43,21 @@ def read_trace(path: Path) -> Source:
     if events.others is not None:
         return read_other_trace(path, events.others)
     trace = graph_replays.with_eager_spans(path, chrome_trace.make_trace(path, events))
+    return _trace_source(path, trace)
+
+
+def with_capture(source: Source, eager_trace: Path) -> Source:
+    """A source of a trace, with the operators of another trace for the kernels of its graphs.
+    UsageError: it is of no trace, or as `graph_replays.with_operators_of`.
+    """
+    if source.kind != "pytorch-trace" or source.trace is None:
+        raise UsageError(f"--capture: {source.path} is not a trace of torch.profiler")
+    trace = graph_replays.with_operators_of(source.path, source.trace, eager_trace)
+    return _trace_source(source.path, trace)
+
+
+def _trace_source(path: Path, trace: Trace) -> Source:
+    """The calls of the profiled steps. UsageError: none falls into a step."""
     steps = len(trace.steps) or None
     if steps is None and any(event.name.startswith(chrome_trace.STEP) for event in trace.host):
         raise UsageError(

@@ -30,18 +30,15 @@ def find(paths: Sequence[Path]) -> tuple[dict[int, Path], list[str]]:
     In a folder the newest file of a rank counts. UsageError: more than two files are not one trace
     for each rank, or the files are of jobs of different sizes.
     """
-    if any(path.is_dir() for path in paths):
-        if len(paths) > 1:
-            return {}, []
-        candidates = load_kernels.find(paths[0]).get("pytorch-trace", [])
-    else:
-        candidates = list(paths)
+    candidates = list(paths)
+    if len(paths) == 1:
+        is_folder = paths[0].is_dir()
+        candidates = load_kernels.find(paths[0]).get("pytorch-trace", []) if is_folder else []
     traces: dict[int, Path] = {}
     sizes: dict[int, Path] = {}
     for path in candidates:
-        if load_kernels.recognize(path) != "pytorch-trace":
-            rank, size = None, 0
-        else:
+        rank, size = None, 0
+        if path.is_file() and load_kernels.recognize(path) == "pytorch-trace":
             rank, size = rank_of(path)
         if rank is not None and rank not in traces:
             traces[rank] = path

@@ -69,6 +69,9 @@ DEVICE_PROPERTIES = {
     "deviceProperties.item.numSms": "multiprocessors",
     "deviceProperties.item.totalGlobalMem": "memory",
 }
+# Of a node of a CUDA graph, by `torch.cuda._annotate_cuda_graph_trace`: the part of the model.
+ANNOTATIONS = ("module_fqn", "str", "name", "annotation")
+LAYER = re.compile(r"\.\d+(?=\.|$)")
 # Of a collective's kernel: the process group with its ranks, the kind, and the number in the group.
 COLLECTIVE = ("Process Group Name", "Process Group Ranks", "Collective name", "Seq")
 # What an event that lacks something, or holds what it cannot, raises.
@@ -346,6 +349,9 @@ def _event(record: dict[str, Any], shared: dict[Any, Any]) -> Event | None:
         if task and event_kind == "uncategorized":
             event.kind = "unknown" if WAITING_TASK.search(str(task)) else "kernel"
         event.blocks = math.prod(arguments.get("grid") or [0])
+        if arguments.get("graph node id"):
+            annotations = (arguments[key] for key in ANNOTATIONS if key in arguments)
+            event.span = LAYER.sub(".*", str(next(annotations, ""))) or None
         if COLLECTIVE[0] in arguments:
             collective = tuple(str(arguments.get(key, "")) for key in COLLECTIVE)
             event.collective = shared.setdefault(collective, collective)

@@ -39,6 +39,7 @@ from tracepage.records import run_record
 from tracepage.records.step_profile import Profile
 from tracepage.show import rank_sections, run_facts, step_causes, tables
 from tracepage.show.report import Report
+from tracepage.span_names import SPANS
 from tracepage.terminal import shortened
 from tracepage.views import (
     bandwidth,
@@ -63,9 +64,12 @@ HOW_TO_READ = (
 LIMITS = "The step against its limits"
 
 
-def load_page_source(path: Path) -> Source:
-    """A file that has a page; a profile with its trace, if that lies beside it."""
-    return pytorch.with_trace(load_kernels.load(path, any_trace=True))
+def load_page_source(path: Path, capture: Path | None = None) -> Source:
+    """A file that has a page; a profile with its trace, if that lies beside it. `capture`: a trace
+    that has the operators of its graphs.
+    """
+    source = load_kernels.load(path, any_trace=True)
+    return pytorch.with_capture(source, capture) if capture else pytorch.with_trace(source)
 
 
 def make_page(sources: Sequence[Source]) -> Report:
@@ -137,6 +141,7 @@ def _trace_page(source: Source, trace: Trace, causes: StepCauses) -> Report:
     step_causes.add_sections(page, causes, trace)
     if source.steps and timeline.spanned(trace):
         _add_spans(page, trace)
+    _add_annotations(page, source)
     extent = f"profiled steps: {source.steps}" if source.steps else "all events"
     _add_timeline(page, timeline.draw_trace(trace, causes.gaps), extent)
     _add_launches(page, source)
@@ -144,6 +149,25 @@ def _trace_page(source: Source, trace: Trace, causes: StepCauses) -> Report:
         page.section("Memory")
         memory_timeline.add_peak(page, trace)
     return page
+
+
+def _add_annotations(page: Report, source: Source) -> None:
+    """Adds the time of the kernels in graphs by the annotations of their nodes, if there are
+    any.
+    """
+    table = source.table
+    if source.are_operators or not table.graph.notna().any():
+        return
+    of_graphs = table[table.graph.notna()]
+    if of_graphs.span.isin((*SPANS, "residual", "other")).all():
+        return
+    steps = source.steps or 1
+    sums = of_graphs.groupby("span").duration_ns.agg(["size", "sum"])
+    sums = sums.sort_values("sum", ascending=False, kind="stable")
+    rows = [[name, count / steps, ns / steps / 1e6] for name, count, ns in sums.itertuples()]
+    page.section("Time in graphs by annotation")
+    whole = "step" if source.steps else "file"
+    page.table(["annotation", f"kernels a {whole}", "ms"], rows, top=TOP)
 
 
 def _kernels_page(source: Source, causes: StepCauses) -> Report:

@@ -334,6 +334,17 @@ def test_two_files_have_both_verdicts_and_what_changed(tmp_path):
     )
 
 
+def test_annotated_nodes_of_a_graph_have_their_time_by_annotation(tmp_path):
+    content = gpu_trace("cudaGraphLaunch")
+    for event in content["traceEvents"]:
+        if event["cat"] == "kernel":
+            event["args"] |= {"graph node id": 5, "str": "layers.1.wq"}
+    (tmp_path / "trace.json").write_text(json.dumps(content))
+    page = build(tmp_path / "trace.json")
+    [section] = [part for part in page.sections if part.title == "Time in graphs by annotation"]
+    assert section.items[0].content.rows == [["layers.*.wq", 2.5, pytest.approx(0.077)]]
+
+
 def test_all_ranks_stand_on_one_page_of_bounded_size(tmp_path, monkeypatch):
     """Their timelines are on one clock, and the shortest events go first."""
     paths = write_late(tmp_path)
