@@ -341,7 +341,7 @@ def kinds(job: Job) -> list[list[Any]]:
         steps = job.ranks[int(calls["rank"].iloc[0])].steps
         caused = calls.groupby("last").wait_ns.sum()
         waited = calls.wait_ns.sum()
-        last = int(caused.idxmax())
+        last = caused.idxmax()
         share = 100 * caused[last] / waited if waited else 0.0
         count = len(calls) / members / steps
         waiting = waited / members / steps / 1e6

@@ -244,8 +244,8 @@ def _join_kernels(
                     if start <= kernel.start < start + duration
                 )
                 step = next(inside, step)
-            place = (kernel.span or "other", "other", step, UNKNOWN, [], UNKNOWN, row)
-            rows.append((*call, *place, *about))
+            span = kernel.span or "other"
+            rows.append((*call, span, "other", step, UNKNOWN, [], UNKNOWN, row, *about))
             continue
         operator = launch.operator
         if operator:

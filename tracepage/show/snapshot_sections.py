@@ -160,7 +160,6 @@ def content(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     runs = []
     for snapshot in snapshots:
         size, reserved, held = peak(snapshot)
-        alive = snapshot.alive.groupby("place", as_index=False).bytes.sum()
         runs.append(
             {
                 "file": str(snapshot.path),
@@ -169,7 +168,7 @@ def content(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
                 "peak_bytes": size,
                 "reserved_bytes": reserved,
                 "at_peak": held.to_dict("records"),
-                "alive": alive.to_dict("records"),
+                "alive": snapshot.alive.groupby("place").bytes.sum().to_dict(),
                 "before_bytes": int(snapshot.events.bytes.iloc[0]),
                 "notes": snapshot.notes,
             }
