@@ -6,6 +6,7 @@ from pathlib import Path
 from tests.small_traces import event
 
 KERNEL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+NAMES = {"gemm": "gemm", "send": "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"}
 
 
 def write_rank(
@@ -19,7 +20,7 @@ def write_rank(
 ) -> Path:
     """The trace of a rank. Each of its steps computes from 0 to `begin_us`, or waits in the data
     loader until then if that is below 0; and runs `calls`, with whose last it ends: (kind, start, end) in us, with a kind
-    "gemm", or a group's name and ranks as in "tp [0, 1]", or "" for a collective without arguments.
+    "gemm" or "send", or a group's name and ranks as in "tp [0, 1]", or "" for a collective without arguments.
     """
     events = []
     number = 0
@@ -36,14 +37,14 @@ def write_rank(
         for kind, start, end in [*lead, *calls]:
             number += 1
             about = {"stream": 7 if kind == "gemm" else 20, "correlation": number}
-            if kind not in ("gemm", ""):
+            if kind not in (*NAMES, ""):
                 group, members = kind.split(" ", 1)
                 about |= {"Process Group Name": group, "Process Group Ranks": members}
                 about |= {"Collective name": "allreduce", "Seq": step}
             launch = first + max(start - 1, 0)
             call = {"correlation": number}
             events.append(event("cuda_runtime", "cudaLaunchKernel", launch, launch + 1, 1, **call))
-            name = "gemm" if kind == "gemm" else KERNEL
+            name = NAMES.get(kind, KERNEL)
             events.append(event("kernel", name, first + start, first + end, 0, **about))
     content: dict = {"traceEvents": events}
     if world_size:

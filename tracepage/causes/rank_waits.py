@@ -3,7 +3,7 @@
 A collective ends at the same time on all of its ranks, so its ends align the clocks of the traces.
 It is the same one on all ranks by process group, kind and number: the number that the trace gives,
 or its place among those of the step. Until its last rank has arrived, the others wait; from then on
-bytes move. Sends and receives between two ranks count as communication, without such a split.
+bytes move. Sends and receives between two ranks have no such split.
 
 Waiting beside kernels that compute costs a rank nothing, so only what is exposed counts. A slow
 rank is the one that waits least, and not one that arrives last because another made it wait: in a
@@ -20,7 +20,7 @@ from tracepage.causes.host_time import copy_cause
 from tracepage.causes.waits import Part
 from tracepage.errors import UsageError
 from tracepage.readers import chrome_trace, kernel_names
-from tracepage.readers.trace import Trace, busy
+from tracepage.readers.trace import busy
 
 import numpy
 import pandas
@@ -31,7 +31,8 @@ LEAST = 0.05  # A share of the step, from which a slow rank or the network is na
 POINT_TO_POINT = re.compile(r"send_?recv|^send|^recv|^coalesced|^batch_isend", re.IGNORECASE)
 KERNEL = re.compile(r"nccl\w*?_(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv)")
 KEY = ["step", "group", "name", "number", "place"]
-COLUMNS = [*KEY, "start_ns", "end_ns"]
+TIMES = ["start_ns", "end_ns"]
+COLUMNS = [*KEY, *TIMES]
 
 
 class RankSteps(NamedTuple):
@@ -46,15 +47,16 @@ class RankSteps(NamedTuple):
     steps: int
     step_ms: float
     computing_ms: float
-    exposed_ms: float  # Communication beside which nothing computes.
-    hidden_ms: float
+    exposed_ms: float  # Collectives beside which nothing computes.
+    sends_ms: float  # The same of sends and receives between two ranks.
+    hidden_ms: float  # Communication beside computing.
     parts: list[Part]
     collectives: pandas.DataFrame
     computing: numpy.ndarray
 
 
 class Verdict(TypedDict):
-    """`cause`: `rank` (a slow one, `rank` is its number), `network`, `turns`, or `none`."""
+    """`cause`: `rank` (a slow one, by its number), `network`, `sends`, `turns`, or `none`."""
 
     cause: str
     rank: int | None
@@ -92,12 +94,14 @@ def read_rank(path: Path) -> RankSteps:
         )
     steps = len(trace.steps) or 1
     kernels = trace.kernels[trace.kernels.step >= 0] if len(trace.steps) else trace.kernels
+    kernels = kernels.assign(end_ns=kernels.start_ns + kernels.duration_ns)
     communicates = kernels.name.map(kernel_names.kind) == "communication"
     copies = kernels.name.map(copy_cause).astype(bool) & (kernels.category != "kernel")
-    computing = _intervals(kernels[~communicates & ~copies])
-    computing_ns = _length(computing)
-    moving = _intervals(kernels[communicates])
-    exposed_ns = _length([*computing, *moving]) - computing_ns
+    calls = _communication(kernels[communicates])
+    collectives = calls[~calls.name.astype(str).str.contains(POINT_TO_POINT)]
+    computing = stretches(kernels[~communicates & ~copies][TIMES].to_numpy(float))
+    exposed_ns = _exposed(computing, collectives[TIMES].to_numpy())
+    communication_ns = _exposed(computing, calls[TIMES].to_numpy())
     return RankSteps(
         path,
         " and ".join(dict.fromkeys(str(gpu.get("name", "")) for gpu in trace.devices)),
@@ -105,18 +109,19 @@ def read_rank(path: Path) -> RankSteps:
         trace.origin,
         steps,
         causes.step_ms,
-        computing_ns / steps / 1e6,
+        _length(computing) / steps / 1e6,
         exposed_ns / steps / 1e6,
-        (_length(moving) - exposed_ns) / steps / 1e6,
+        (communication_ns - exposed_ns) / steps / 1e6,
+        (_length(calls[TIMES]) - communication_ns) / steps / 1e6,
         causes.parts,
-        _collectives(trace, kernels[communicates]),
-        stretches(computing),
+        collectives,
+        computing,
     )
 
 
-def _intervals(kernels: pandas.DataFrame) -> numpy.ndarray:
-    starts = kernels.start_ns.to_numpy(float)
-    return numpy.stack([starts, starts + kernels.duration_ns.to_numpy(float)], axis=1)
+def _exposed(computing: numpy.ndarray, intervals: numpy.ndarray) -> int:
+    """Time of the intervals beside which nothing computes, ns."""
+    return _length(numpy.concatenate([computing, intervals])) - _length(computing)
 
 
 def _length(intervals: Any) -> int:
@@ -137,21 +142,19 @@ def stretches(intervals: numpy.ndarray, least_ns: int = 1) -> numpy.ndarray:
     return numpy.stack([starts[first], ends[last]], axis=1)
 
 
-def _collectives(trace: Trace, kernels: pandas.DataFrame) -> pandas.DataFrame:
-    """Rows of COLUMNS, without those between two ranks; `number` is empty where none is told."""
+def _communication(kernels: pandas.DataFrame) -> pandas.DataFrame:
+    """Rows of COLUMNS; `number` is empty where none is told."""
     rows = []
     kernels = kernels.sort_values("start_ns")
-    columns = (kernels[name] for name in ("step", "name", "collective", "start_ns", "duration_ns"))
-    for step, kernel, told, start, duration in zip(*columns, strict=True):
+    columns = (kernels[name] for name in ("step", "name", "collective", *TIMES))
+    for step, kernel, told, start, end in zip(*columns, strict=True):
         match = KERNEL.search(kernel)
         by_name = match[1] if match else kernel_names.own_name(kernel)
-        group, members, name, number = told or ("", "", by_name, "")
-        if not POINT_TO_POINT.search(name or by_name):
-            place = (f"{group} {members}".strip(), name or by_name, number)
-            rows.append((step, *place, 0, start, start + duration))
+        group, members, name, number = told or ("", "", "", "")
+        place = (f"{group} {members}".strip(), name or by_name, number)
+        rows.append((step, *place, 0, start, end))
     table = pandas.DataFrame(rows, columns=COLUMNS)
-    table["place"] = table.groupby(KEY[:-1]).cumcount()
-    return table
+    return table.assign(place=table.groupby(KEY[:-1]).cumcount())
 
 
 def compare(ranks: Mapping[int, RankSteps], notes: Sequence[str] = ()) -> Job:
@@ -177,9 +180,10 @@ def compare(ranks: Mapping[int, RankSteps], notes: Sequence[str] = ()) -> Job:
     table["wait_ns"] = (arrived - table.start_ns).clip(lower=0)
     waiting_ms = {}
     for number, rank in ranks.items():
-        own = table[table["rank"] == number]
-        pieces = numpy.stack([own.start_ns, own.start_ns + own.wait_ns], axis=1) - clocks[number]
-        waiting_ns = _length([*rank.computing, *pieces]) - _length(rank.computing)
+        calls_of_rank = table[table["rank"] == number]
+        starts = calls_of_rank.start_ns - clocks[number]
+        pieces = numpy.stack([starts, starts + calls_of_rank.wait_ns], axis=1)
+        waiting_ns = _exposed(rank.computing, pieces)
         waiting_ms[number] = float(min(waiting_ns / rank.steps / 1e6, rank.exposed_ms))
     size = max(rank.size for rank in ranks.values())
     absent = [str(number) for number in range(size) if number not in ranks]
@@ -254,10 +258,20 @@ def verdict(job: Job) -> Verdict:
             f"({_share(late_ms / step_ms)}). {_more_of(job, slow, others)}"
         )
         return _verdict("rank", slow, late_ms, step_ms, sentence)
+    sends_ms = sum(rank.sends_ms for rank in job.ranks.values()) / count
+    if sends_ms >= max(LEAST * step_ms, transfer_ms, lost_ms):
+        sentence = (
+            f"Sends and receives between two ranks take {sends_ms:.3g} ms of {whole} "
+            f"({_share(sends_ms / step_ms)}), beside which nothing computes. The traces do not "
+            "tell whether they move bytes or wait, as the stages of a pipeline do."
+        )
+        return _verdict("sends", None, sends_ms, step_ms, sentence)
     if transfer_ms >= max(LEAST * step_ms, lost_ms):
         kind = _longest_transfer(job)
+        complete = max(rank.size for rank in job.ranks.values()) <= count
+        cause = "The network limits" if complete else "The network, or a rank without trace, limits"
         sentence = (
-            f"The network limits the job: {transfer_ms:.3g} ms of {whole} "
+            f"{cause} the job: {transfer_ms:.3g} ms of {whole} "
             f"({_share(transfer_ms / step_ms)}) are transfers beside which nothing computes{kind}. "
             "Let them run beside the backward pass, send less (bf16, larger batches), or shard "
             "within a host."
@@ -341,11 +355,11 @@ def kinds(job: Job) -> list[list[Any]]:
         steps = job.ranks[int(calls["rank"].iloc[0])].steps
         caused = calls.groupby("last").wait_ns.sum()
         waited = calls.wait_ns.sum()
-        last = caused.idxmax()
-        share = 100 * caused[last] / waited if waited else 0.0
+        last = f"rank {caused.idxmax()}" if waited else ""
+        share = 100 * caused.max() / waited if waited else 0.0
         count = len(calls) / members / steps
         waiting = waited / members / steps / 1e6
         transfer = calls.transfer_ns.mean() / 1e6
         times = [float(transfer), float(waiting)]
-        rows.append([name, group, int(members), count, *times, f"rank {last}", float(share)])
+        rows.append([name, group, int(members), count, *times, last, float(share)])
     return sorted(rows, key=lambda row: -row[5])

@@ -37,7 +37,8 @@ def find(paths: Sequence[Path]) -> tuple[dict[int, Path], list[str]]:
     traces: dict[int, Path] = {}
     sizes: dict[int, Path] = {}
     for path in candidates:
-        rank, size = None, 0
+        rank = None
+        size = 0
         if path.is_file() and load_kernels.recognize(path) == "pytorch-trace":
             rank, size = rank_of(path)
         if rank is not None and rank not in traces:

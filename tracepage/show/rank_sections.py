@@ -48,6 +48,7 @@ def _parts(job: Job, number: int) -> dict[str, float]:
         "computing": rank.computing_ms,
         "communication": job.transfer_ms(number),
         WAITING: job.waiting_ms[number],
+        "sends and receives": rank.sends_ms,
     }
     for part in rank.parts:
         if part["cause"] not in ("work", "communication"):

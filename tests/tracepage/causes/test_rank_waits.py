@@ -62,6 +62,25 @@ def test_ranks_that_are_even_and_move_bytes_wait_for_the_network(tmp_path):
     assert "most of them of AllReduce" in verdict["sentence"]
 
 
+def test_a_missing_rank_may_be_waited_for(tmp_path):
+    for rank in (0, 1):
+        write_rank(tmp_path, rank, [("gemm", 0, 500), ("", 500, 700)], world_size=3)
+    sentence = rank_waits.verdict(compare(tmp_path))["sentence"]
+    assert sentence.startswith("The network, or a rank without trace, limits the job")
+
+
+def test_sends_and_receives_are_not_called_the_network(tmp_path):
+    """A stage of a pipeline waits in them, as rank 1 does; both end with an all-reduce."""
+    reduce = ("dp [0, 1]", 600, 610)
+    write_rank(tmp_path, 0, [("gemm", 0, 300), ("send", 300, 310), ("gemm", 310, 600), reduce])
+    write_rank(tmp_path, 1, [("send", 0, 310), ("gemm", 310, 600), reduce])
+    job = compare(tmp_path)
+    verdict = rank_waits.verdict(job)
+    assert verdict["cause"] == "sends" and verdict["ms"] == pytest.approx(0.16)
+    assert [job.transfer_ms(rank) for rank in (0, 1)] == pytest.approx([0.01, 0.01])
+    assert [row[0] for row in rank_waits.kinds(job)] == ["allreduce"]
+
+
 def test_ranks_that_are_late_in_turns_are_not_slow(tmp_path):
     first = [("gemm", 0, 100), ("", 100, 310), ("gemm", 310, 600), ("", 600, 610)]
     second = [("gemm", 0, 300), ("", 300, 310), ("gemm", 310, 400), ("", 400, 610)]
