@@ -2,6 +2,8 @@
 
     tracepage pytorch_profiles
     tracepage profile_a.json profile_b.json --output two.html
+    tracepage trace_rank*.json                # or their folder: all ranks of a job on one page
+    tracepage snapshot.pickle                 # of torch.cuda.memory._dump_snapshot; or two
     tracepage trace.json --output report.md   # or report.json: what limits the step, and its parts
 
 In a clone, `python page.py` is the same command.
@@ -10,11 +12,16 @@ In a clone, `python page.py` is the same command.
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from tracepage import command_line
+from tracepage.causes import rank_waits
 from tracepage.errors import UsageError
 from tracepage.files import writable_file, write_json, write_text
+from tracepage.readers import allocator_history, rank_traces
 from tracepage.records import step_profile
+from tracepage.show import rank_sections, snapshot_sections
+from tracepage.show.report import Report
 from tracepage.views import run_page
 
 KINDS = (".html", ".md", ".json")
@@ -26,7 +33,11 @@ def main() -> None:
         "run", type=Path, metavar="A", help="a profile or a trace, or what another profiler wrote"
     )
     parser.add_argument(
-        "other", type=Path, nargs="?", metavar="B", help="another one, beside it on the page"
+        "others",
+        type=Path,
+        nargs="*",
+        metavar="B",
+        help="another one, beside it on the page, or the traces of a job's other ranks",
     )
     parser.add_argument(
         "--output",
@@ -35,22 +46,57 @@ def main() -> None:
         metavar="FILE",
         help=".html, .md or .json (default: run.html)",
     )
+    parser.add_argument(
+        "--capture",
+        type=Path,
+        metavar="TRACE",
+        help="a trace of the same work without a CUDA graph: names the operators of A's graphs",
+    )
     options = command_line.parse(parser)
     kind = options.output.suffix
     if kind not in KINDS:
         raise UsageError(f"--output {options.output}: name a .html, .md or .json file")
-    inputs = [path for path in (options.run, options.other) if path]
+    if options.capture and options.others:
+        raise UsageError("--capture explains one trace: give A alone")
+    inputs = [options.run, *options.others]
     # A page may lie in the folder whose files it shows.
-    input_files = [path for path in inputs if path.is_file()]
+    input_files = [path for path in (*inputs, options.capture) if path and path.is_file()]
     output = writable_file(options.output, "--output", input_files)
-    sources = [run_page.load_page_source(_profile_in(path)) for path in inputs]
-    if kind == ".html":
-        write_text(output, run_page.make_page(sources).html())
-    elif kind == ".md":
-        write_text(output, run_page.summary_report(sources).markdown())
+    paths = list(map(_profile_in, inputs))
+    of_memory = any(map(allocator_history.is_snapshot, paths))
+    traces, notes = ({}, []) if of_memory else rank_traces.find(paths)
+    if of_memory:
+        _write_snapshots(output, paths)
+    elif traces:
+        ranks = {number: rank_waits.read_rank(path) for number, path in traces.items()}
+        job = rank_waits.compare(ranks, notes)
+        _write(output, run_page.ranks_page(job), rank_sections.content(job))
     else:
-        write_json(output, run_page.summary_json(sources))
+        sources = [run_page.load_page_source(path, options.capture) for path in paths]
+        if kind == ".html":
+            write_text(output, run_page.make_page(sources).html())
+        elif kind == ".md":
+            write_text(output, run_page.summary_report(sources).markdown())
+        else:
+            write_json(output, run_page.summary_json(sources))
     print(f"written: {output}")
+
+
+def _write_snapshots(output: Path, paths: list[Path]) -> None:
+    """UsageError: there are more than two."""
+    if len(paths) > 2:
+        raise UsageError("give one memory snapshot, or two to compare")
+    snapshots = list(map(allocator_history.read, paths))
+    content = snapshot_sections.content(snapshots)
+    _write(output, snapshot_sections.page_of(snapshots), content)
+
+
+def _write(output: Path, page: Report, content: dict[str, Any]) -> None:
+    """A page whose text is short, or its content, by the suffix."""
+    if output.suffix == ".json":
+        write_json(output, content)
+    else:
+        write_text(output, page.html() if output.suffix == ".html" else page.markdown())
 
 
 def _profile_in(path: Path) -> Path:

@@ -8,9 +8,13 @@ import sys
 import venv
 from pathlib import Path
 
+from tests import branched_traces
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES, STATS, put, write_gpu_trace
+from tests.rank_files import write_late
+from tests.snapshot_files import step_content, write_snapshot
 from tracepage import page
+from tracepage.errors import UsageError
 
 import pytest
 
@@ -138,3 +142,49 @@ def test_a_folder_of_another_profiler_gives_the_page_of_its_kernels(tmp_path, mo
     monkeypatch.setattr(sys, "argv", ["page.py", str(tmp_path), "--output", str(output)])
     page.main()
     assert "results.stats.csv" in output.read_text()
+
+
+@pytest.mark.parametrize("by_folder", [True, False])
+def test_a_folder_of_ranks_or_their_files_give_one_page(tmp_path, monkeypatch, by_folder):
+    (tmp_path / "ranks").mkdir()
+    paths = write_late(tmp_path / "ranks")
+    names = [str(tmp_path / "ranks")] if by_folder else list(map(str, paths))
+    for suffix, begin in ((".html", "<!doctype html>"), (".md", "# 2 ranks"), (".json", "{")):
+        output = tmp_path / f"all{suffix}"
+        monkeypatch.setattr(sys, "argv", ["tracepage", *names, "--output", str(output)])
+        page.main()
+        text = output.read_text().lstrip()
+        assert text.startswith(begin) and "Rank 1 is slow" in text
+
+
+def test_a_memory_snapshot_or_two_give_a_page(tmp_path, monkeypatch):
+    path = write_snapshot(tmp_path / "a.pickle", step_content())
+    for names in ([str(path)], [str(path), str(path)]):
+        for suffix in page.KINDS:
+            output = tmp_path / f"memory{suffix}"
+            monkeypatch.setattr(sys, "argv", ["tracepage", *names, "--output", str(output)])
+            page.main()
+            assert "The peak is 70 MiB" in output.read_text()
+    with pytest.raises(UsageError, match="give one memory snapshot, or two to compare"):
+        monkeypatch.setattr(sys, "argv", ["tracepage", *[str(path)] * 3])
+        page.main()
+
+
+def test_a_captured_step_of_any_program_takes_its_operators_from_another_trace(
+    tmp_path, monkeypatch
+):
+    branched_traces.write(tmp_path, captured=True)
+    eager = (tmp_path / "eager_trace_1.json").rename(tmp_path / "by_hand.json")
+    arguments = [str(tmp_path / "trace_1.json"), "--capture", str(eager)]
+    output = tmp_path / "page/a.html"
+    monkeypatch.setattr(sys, "argv", ["tracepage", *arguments, "--output", str(output)])
+    page.main()
+    assert "Time of the step by span" in output.read_text()
+    monkeypatch.setattr(sys, "argv", ["tracepage", str(eager), *arguments])
+    with pytest.raises(UsageError, match="--capture explains one trace"):
+        page.main()
+    table = put(tmp_path / "results.stats.csv", STATS)
+    monkeypatch.setattr(sys, "argv", ["tracepage", str(table), *arguments[1:]])
+    monkeypatch.chdir(output.parent)
+    with pytest.raises(UsageError, match="stats.csv is not a trace of torch.profiler"):
+        page.main()

@@ -17,7 +17,8 @@ The backward pass runs autograd nodes that the forward pass recorded, on a GPU i
 own, so no span encloses them. The profiler writes a "Sequence number" on both sides. A forward
 operator carries the number that the next autograd node will get, so the last operator with a number
 made the node with that number, and the node takes its span. Nodes without a number (they accumulate
-gradients at parameters) have the span `other`.
+gradients at parameters) have the span `other`. Of a kernel in a graph, an annotation of its node
+is the span.
 
 A kernel is joined to the runtime call with the same `correlation`, never by name: ROCm's runtime
 calls are named hipLaunchKernel and so on, in categories that keep the name `cuda_runtime`. The
@@ -110,6 +111,8 @@ def make_trace(path: Path, events: Events) -> Trace:
         host=host,
         frames=events.frames,
         notes=events.notes,
+        origin=events.origin,
+        job=events.job,
     )
 
 
@@ -233,13 +236,15 @@ def _join_kernels(
         event.correlation: (row, event) for row, event in enumerate(host) if event.kind == "launch"
     }
     launches.pop(None, None)
-    by_time = bool(steps) and not any(event.step >= 0 for event in host if event.kind in CALLS)
+    outside = not any(event.step >= 0 for event in host if event.kind in CALLS)
+    by_time = bool(steps) and outside
     rows: list[tuple] = []
     step = -1  # The step of the kernel before.
     for kernel in device:
         # Some profilers list copies and fills among the kernels.
         work = category(kernel.name) if kernel.kind == "kernel" else kernel.kind
         call = (kernel.name, work, kernel.start, kernel.duration, kernel.stream)
+        about = (kernel.blocks, kernel.collective)
         row, launch = launches.get(kernel.correlation, (-1, None))
         if launch is None or by_time:
             if step >= 0 or kernel.correlation is None or by_time:
@@ -249,7 +254,8 @@ def _join_kernels(
                     if start <= kernel.start < start + duration
                 )
                 step = next(inside, step)
-            rows.append((*call, "other", "other", step, UNKNOWN, [], UNKNOWN, row, kernel.blocks))
+            span = kernel.span or "other"
+            rows.append((*call, span, "other", step, UNKNOWN, [], UNKNOWN, row, *about))
             continue
         operator = launch.operator
         if operator:
@@ -265,8 +271,8 @@ def _join_kernels(
             phase = "other"
             graph = launch.start
         delay = kernel.start - launch.start
-        place = (launch.span, phase, launch.step, delay, chain, graph)
-        rows.append((*call, *place, row, kernel.blocks))
+        place = (kernel.span or launch.span, phase, launch.step, delay, chain, graph)
+        rows.append((*call, *place, row, *about))
         step = max(step, launch.step)
     return rows
 

@@ -6,13 +6,18 @@ replays the kernels of that step, and those of a branch in the order of their la
 the eager step therefore says, kernel by kernel, where each one comes from. Branches run at their
 own speed, so kernels of two branches can change places. Kernels of one name are nearly always on
 one branch and keep their order.
+
+For graphs of another program, `with_operators_of` takes any trace in which the same kernels ran
+eagerly: its first step, or all of it where it has none.
 """
 
 import difflib
+import functools
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
+from tracepage.errors import UsageError
 from tracepage.readers import chrome_trace
 from tracepage.readers.trace import Trace
 
@@ -35,6 +40,30 @@ def with_eager_spans(path: Path, trace: Trace) -> Trace:
     return replace(attribute(trace, eager), notes=(*trace.notes, *lost_kernels(trace, eager)))
 
 
+def with_operators_of(path: Path, trace: Trace, eager_trace: Path) -> Trace:
+    """A trace that was read from `path`, with the operators and spans of another for the kernels of
+    its graphs. UsageError: it has none, the other has no eager kernels, or they do not match.
+    """
+    if eager_path(path).exists():
+        raise UsageError(f"--capture: {path} has its eager trace beside it, which is used")
+    if trace.kernels.graph.isna().all():
+        raise UsageError(f"--capture: {path} has no kernels of a graph")
+    eager = chrome_trace.load(eager_trace)
+    if not eager.kernels.operators.map(bool).any():
+        raise UsageError(
+            f"--capture: no operator launches a kernel in {eager_trace}: give a trace in which "
+            "the same work ran without a graph"
+        )
+    attributed = attribute(trace, eager)
+    of_graphs = attributed.kernels.graph.notna()
+    replayed = int(of_graphs.sum())
+    lacking = int((of_graphs & ~attributed.kernels.operators.map(bool)).sum())
+    if lacking == replayed:
+        raise UsageError(f"--capture: no kernel of a graph in {path} is in {eager_trace}")
+    note = f"{lacking:,} of {replayed:,} kernels of graphs have no operator in {eager_trace}"
+    return replace(attributed, notes=(*trace.notes, note) if lacking else trace.notes)
+
+
 def eager_path(path: Path) -> Path:
     """The trace of the eager step of the captured ones in a trace."""
     return path.with_name(f"eager_{path.name}")
@@ -42,13 +71,20 @@ def eager_path(path: Path) -> Path:
 
 def attribute(captured: Trace, eager: Trace) -> Trace:
     """The trace of captured steps in which the kernels of graphs have the span, phase and operators
-    of the one eager step in the other trace.
+    of the first eager step in the other trace.
 
     Each replay also gets the eager step's operators, with the times of the replayed kernels and
     without time on the host. A kernel that the eager step has not keeps the span `other`.
     """
-    reference = eager.kernels[eager.kernels.step == 0].sort_values("start_ns")
-    template = eager.operators.assign(
+    eager_kernels = eager.kernels[eager.kernels.graph.isna()].sort_values("start_ns")
+    reference = eager_kernels
+    operators_of_step = eager.operators
+    if len(eager.steps):
+        reference = eager_kernels[eager_kernels.step == 0]
+    if len(eager.steps) > 1:
+        operators_of_step = eager.operators[eager.operators.step == 0]
+    places = {number: place for place, number in enumerate(operators_of_step.index)}
+    template = operators_of_step.assign(
         cpu_ns=0, self_cpu_ns=0, device_ns=0, self_device_ns=0, allocated_bytes=0
     )
     kernels = captured.kernels.copy()
@@ -61,16 +97,17 @@ def attribute(captured: Trace, eager: Trace) -> Trace:
         self_device_ns = [0] * len(template)
         # One call launches all of them.
         kernels.loc[replay.index[1:], "launch_delay_ns"] = float("nan")
-        for theirs, ours in _pairs(list(reference.name), list(replay.name)):
+        for theirs, ours in _pairs(tuple(reference.name), tuple(replay.name)):
             row = replay.index[ours]
             source = reference.iloc[theirs]
             duration = replay.duration_ns[row]
             kernels.loc[row, ["span", "phase"]] = source.span, source.phase
-            launched_by[row] = [first + number for number in source.operators]
-            for number in source.operators:
-                device_ns[number] += duration
-            for number in source.operators[:1]:
-                self_device_ns[number] += duration
+            chain = [places[number] for number in source.operators]
+            launched_by[row] = [first + place for place in chain]
+            for place in chain:
+                device_ns[place] += duration
+            for place in chain[:1]:
+                self_device_ns[place] += duration
         operators.append(
             template.assign(
                 step=replay.step.iloc[0],
@@ -101,7 +138,8 @@ def lost_kernels(captured: Trace, eager: Trace) -> tuple[str, ...]:
     )
 
 
-def _pairs(reference: list[str], replay: list[str]) -> list[tuple[int, int]]:
+@functools.lru_cache
+def _pairs(reference: tuple[str, ...], replay: tuple[str, ...]) -> list[tuple[int, int]]:
     """Positions of the same kernel in both: by its number among those of its name, or by order
     where these are not as many.
     """
@@ -119,7 +157,7 @@ def _pairs(reference: list[str], replay: list[str]) -> list[tuple[int, int]]:
     return pairs
 
 
-def _positions(names: list[str]) -> dict[str, list[int]]:
+def _positions(names: tuple[str, ...]) -> dict[str, list[int]]:
     positions = defaultdict(list)
     for position, name in enumerate(names):
         positions[name].append(position)

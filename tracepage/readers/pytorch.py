@@ -46,6 +46,16 @@ def read_trace(path: Path) -> Source:
     return trace_source("pytorch-trace", path, trace)
 
 
+def with_capture(source: Source, eager_trace: Path) -> Source:
+    """A source of a trace, with the operators of another trace for the kernels of its graphs.
+    UsageError: it is of no trace, or as `graph_replays.with_operators_of`.
+    """
+    if source.kind != "pytorch-trace" or source.trace is None:
+        raise UsageError(f"--capture: {source.path} is not a trace of torch.profiler")
+    trace = graph_replays.with_operators_of(source.path, source.trace, eager_trace)
+    return trace_source(source.kind, source.path, trace)
+
+
 def trace_source(kind: str, path: Path, trace: Trace) -> Source:
     """The calls of a trace that was read from `path`. UsageError: it has steps, and none has any
     work.

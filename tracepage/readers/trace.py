@@ -3,6 +3,7 @@
 `chrome_trace` makes it. All times are in ns since the first event of the trace.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,7 @@ KERNEL_COLUMNS = (
     "graph",
     "launch",
     "blocks",
+    "collective",
 )
 MEMORY_COLUMNS = ("time_ns", "bytes", "address", "total_bytes", "device", "span", "phase")
 STEP_COLUMNS = ("start_ns", "duration_ns")
@@ -62,7 +64,7 @@ class Trace:
             trace); `operators` are rows of that frame: the one that launched it, and those around
             it; `graph` is the start of the call that launched the graph which holds it (NaN for a
             kernel launched alone); `launch` is the place in `host` of the call that launched it,
-            or -1; `blocks` are those of its grid, or 0.
+            or -1; `blocks` are those of its grid, or 0; `collective` is as in `Event`.
         memory: a row per allocation (bytes > 0) or release on `cpu` or `gpu`; `total_bytes` is what
             the allocator then has.
         devices: the GPUs that ran kernels: `name`, `multiprocessors` and `memory` in bytes, as far
@@ -71,6 +73,8 @@ class Trace:
         host: the events of the host in order of start, from which the frames were made.
         frames: functions of Python that last, in order of start; empty in a trace without stacks.
         notes: on events that were left out.
+        origin: time of the first event on the clock of the file, ns.
+        job: `rank` and `world_size`, where the trace tells that it is of one process of several.
     """
 
     operators: pandas.DataFrame
@@ -82,6 +86,8 @@ class Trace:
     host: list[Event] = field(default_factory=list)
     frames: list[Event] = field(default_factory=list)
     notes: tuple[str, ...] = ()
+    origin: int = 0
+    job: Mapping[str, int] = field(default_factory=dict)
 
     def device_busy_ns(self) -> int:
         """Time in which at least one kernel of the profiled steps runs."""

@@ -11,7 +11,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -61,12 +61,19 @@ FAR = 100
 OVERLAPPED = 0.1  # A share of the time of all work.
 FRAME_NS = 100_000  # A trace with stacks has millions of frames; shorter ones explain no wait.
 MEMORY = ("Bytes", "Addr", "Total Allocated", "Device Type")
+# Of the job that a trace is one rank of.
+JOB = {"distributedInfo.rank": "rank", "distributedInfo.world_size": "world_size"}
 DEVICE_PROPERTIES = {
     "deviceProperties.item.id": "id",
     "deviceProperties.item.name": "name",
     "deviceProperties.item.numSms": "multiprocessors",
     "deviceProperties.item.totalGlobalMem": "memory",
 }
+# Of a node of a CUDA graph, by `torch.cuda._annotate_cuda_graph_trace`: the part of the model.
+ANNOTATIONS = ("module_fqn", "str", "name", "annotation")
+LAYER = re.compile(r"\.\d+(?=\.|$)")
+# Of a collective's kernel: the process group with its ranks, the kind, and the number in the group.
+COLLECTIVE = ("Process Group Name", "Process Group Ranks", "Collective name", "Seq")
 # What an event that lacks something, or holds what it cannot, raises.
 DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
@@ -88,6 +95,7 @@ class Event:
     correlation: int | str | None = None  # The same for a launch and its work.
     stream: int | str | None = None
     blocks: int = 0  # Of a kernel's grid; 0 where the trace does not tell.
+    collective: tuple[str, str, str, str] | None = None  # COLLECTIVE; "" where one is not told.
     number: int | None = None  # An operator's sequence number.
     shapes: str = "[]"  # An operator's or annotation's inputs, as JSON.
     types: str = "[]"
@@ -117,13 +125,14 @@ class Events(NamedTuple):
     device: list[Event]
     frames: list[Event]  # Functions of Python that take FRAME_NS or longer, in the same order.
     notes: tuple[str, ...]  # On events that were left out.
-    devices: list[dict[str, Any]]  # See `read_devices`.
+    devices: list[dict[str, Any]]  # See `read_header`, as for `job`.
     # All events as they are in the file, where none is an operator of PyTorch or work of a GPU.
     others: list[Any] | None
     origin: int = 0  # The first time on the clock of the file, ns.
     # Where ranges of any name are spans: a thread without ranges of its own, and the one whose
     # ranges are around its calls.
     ranged: dict[tuple, tuple] | None = None
+    job: Mapping[str, int] = {}
 
 
 def raw_events(path: Path) -> Iterator[Any]:
@@ -137,10 +146,7 @@ def raw_events(path: Path) -> Iterator[Any]:
     is_list = False
     try:
         with files.opened(path) as file:
-            _skip_mark(file)
-            first = file.tell()
-            is_list = file.read(1000).lstrip()[:1] == b"["
-            file.seek(first)
+            is_list = _skip_mark(file).lstrip()[:1] == b"["
             yield from ijson.items(file, "item" if is_list else "traceEvents.item")
     except ijson.JSONError as error:
         if is_list and isinstance(error, ijson.IncompleteJSONError):
@@ -150,17 +156,20 @@ def raw_events(path: Path) -> Iterator[Any]:
         raise UsageError(f"{path} is not JSON or is cut off: {reason}") from error
 
 
-def _skip_mark(file: Any) -> None:
-    """Goes on after the mark of UTF-8, if the file begins with it."""
-    if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
-        file.seek(0)
+def _skip_mark(file: Any) -> bytes:
+    """What a file begins with after a byte order mark, from where it is read then."""
+    head = file.read(1000)
+    text = head.removeprefix(codecs.BOM_UTF8)
+    file.seek(len(head) - len(text))
+    return text
 
 
-def read_devices(path: Path) -> list[dict[str, Any]]:
-    """The GPUs that a trace names before its events: `id`, `name`, `multiprocessors` and `memory`
-    in bytes, as far as it tells them.
+def read_header(path: Path) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """What a trace names before its events, as far as it tells: the GPUs, each with `id`, `name`,
+    `multiprocessors` and `memory` in bytes; and `rank` and `world_size` of its process.
     """
     devices: list[dict[str, Any]] = []
+    job: dict[str, int] = {}
     with files.opened(path) as file:
         _skip_mark(file)
         for place, event, value in ijson.parse(file):
@@ -170,7 +179,9 @@ def read_devices(path: Path) -> list[dict[str, Any]]:
                 devices.append({})
             elif place in DEVICE_PROPERTIES:
                 devices[-1][DEVICE_PROPERTIES[place]] = value
-    return devices
+            elif place in JOB:
+                job[JOB[place]] = int(value)
+    return devices, job
 
 
 @functools.cache
@@ -250,7 +261,9 @@ def read_events(path: Path) -> Events:
     host = [event for event in kept if event.kind not in (*DEVICE, "frame")]
     device = [event for event in kept if event.kind in DEVICE]
     notes += overlap(device)
-    return Events(host, device, frames, tuple(notes), read_devices(path), others, origin)
+    devices_of_file, job = read_header(path)
+    kept_notes = tuple(notes)
+    return Events(host, device, frames, kept_notes, devices_of_file, others, origin, job=job)
 
 
 def _names(events: Collection[Event]) -> list[str]:
@@ -340,6 +353,12 @@ def _event(record: dict[str, Any], shared: dict[Any, Any]) -> Event | None:
         if task and event_kind == "uncategorized":
             event.kind = "unknown" if WAITING_TASK.search(str(task)) else "kernel"
         event.blocks = math.prod(arguments.get("grid") or [0])
+        if arguments.get("graph node id"):
+            annotations = (arguments[key] for key in ANNOTATIONS if key in arguments)
+            event.span = LAYER.sub(".*", str(next(annotations, ""))) or None
+        if COLLECTIVE[0] in arguments:
+            collective = tuple(str(arguments.get(key, "")) for key in COLLECTIVE)
+            event.collective = shared.setdefault(collective, collective)
     hash((event.correlation, event.stream, event.number))  # TypeError: they are lists or objects.
     return event
 

@@ -41,6 +41,8 @@ COLOURS = {
     "residual": "#ddd57c",
     "optimizer": "#71d0c6",
     "communication": "#ff8a80",
+    "computing": "#84bbf5",
+    "waits for ranks": "#e87fd0",
     "backward": "#d7cfc4",
     "launch": "#e9c46a",
     "runtime call": "#cdbb88",

@@ -6,6 +6,7 @@ which its file has the numbers.
     file of another profiler             kernels; a timeline where it has times, and memory traffic
                                          where it has counters
     other Chrome trace                   timeline, and the events by name
+    trace of each rank of a job          who waits for whom, timelines on one clock
 
 Two files have both timelines, what limits each step, the causes that changed, and the launches that
 went and came.
@@ -27,6 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tracepage.causes.rank_waits import Job
 from tracepage.causes.waits import StepCauses
 from tracepage.cost.optimization_targets import mean_step
 from tracepage.errors import UsageError
@@ -35,8 +37,9 @@ from tracepage.readers.source import OTHER_TRACE, Source
 from tracepage.readers.trace import Trace
 from tracepage.records import run_record
 from tracepage.records.step_profile import Profile
-from tracepage.show import run_facts, step_causes, tables
+from tracepage.show import rank_sections, run_facts, step_causes, tables
 from tracepage.show.report import Report
+from tracepage.span_names import SPANS
 from tracepage.terminal import shortened
 from tracepage.views import (
     bandwidth,
@@ -61,9 +64,12 @@ HOW_TO_READ = (
 LIMITS = "The step against its limits"
 
 
-def load_page_source(path: Path) -> Source:
-    """A file that has a page; a profile with its trace, if that lies beside it."""
-    return pytorch.with_trace(load_kernels.load(path, any_trace=True))
+def load_page_source(path: Path, capture: Path | None = None) -> Source:
+    """A file that has a page; a profile with its trace, if that lies beside it. `capture`: a trace
+    that has the operators of its graphs.
+    """
+    source = load_kernels.load(path, any_trace=True)
+    return pytorch.with_capture(source, capture) if capture else pytorch.with_trace(source)
 
 
 def make_page(sources: Sequence[Source]) -> Report:
@@ -71,6 +77,15 @@ def make_page(sources: Sequence[Source]) -> Report:
     causes = list(map(_causes, sources))
     pages = [_page_of(*side) for side in zip(sources, causes, strict=True)]
     return _page_of_two(sources, pages, causes) if pages[1:] else pages[0]
+
+
+def ranks_page(job: Job) -> Report:
+    """The page of all ranks of a job."""
+    device = next(iter(job.ranks.values())).device
+    page = Report(", ".join(filter(None, (f"{len(job.ranks)} ranks", device))))
+    rank_sections.add_sections(page, job)
+    _add_timeline(page, timeline.draw_ranks(job), "all ranks on one clock")
+    return page
 
 
 def _causes(source: Source) -> StepCauses | None:
@@ -128,6 +143,8 @@ def _trace_page(source: Source, trace: Trace, causes: StepCauses) -> Report:
         _add_spans(page, trace)
     elif source.kind == "nsys":
         _add_ranges(page, source)
+    if source.kind != "nsys":
+        _add_annotations(page, source)
     extent = f"profiled steps: {source.steps}" if source.steps else "all events"
     _add_timeline(page, timeline.draw_trace(trace, causes.gaps), extent)
     _add_launches(page, source)
@@ -135,6 +152,25 @@ def _trace_page(source: Source, trace: Trace, causes: StepCauses) -> Report:
         page.section("Memory")
         memory_timeline.add_peak(page, trace)
     return page
+
+
+def _add_annotations(page: Report, source: Source) -> None:
+    """Adds the time of the kernels in graphs by the annotations of their nodes, if there are
+    any.
+    """
+    table = source.table
+    if source.are_operators or not table.graph.notna().any():
+        return
+    of_graphs = table[table.graph.notna()]
+    if of_graphs.span.isin((*SPANS, "residual", "other")).all():
+        return
+    steps = source.steps or 1
+    sums = of_graphs.groupby("span").duration_ns.agg(["size", "sum"])
+    sums = sums.sort_values("sum", ascending=False, kind="stable")
+    rows = [[name, count / steps, ns / steps / 1e6] for name, count, ns in sums.itertuples()]
+    page.section("Time in graphs by annotation")
+    whole = "step" if source.steps else "file"
+    page.table(["annotation", f"kernels a {whole}", "ms"], rows, top=TOP)
 
 
 def _kernels_page(source: Source, causes: StepCauses) -> Report:

@@ -16,16 +16,20 @@ A timeline is plain JSON, times in ns since its first event:
 from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
+from tracepage.causes import rank_waits
+from tracepage.causes.rank_waits import Job
 from tracepage.readers.kernel_names import communication_or, kind, short_name
 from tracepage.readers.source import Source
 from tracepage.readers.trace import Trace
 from tracepage.readers.trace_events import Event
 from tracepage.show import step_causes
+from tracepage.show.rank_sections import WAITING
 from tracepage.span_names import FORWARD_SPANS, SPANS
 
 import pandas
 
 EVENTS = 50_000
+STRETCH_NS = 10_000  # Pauses between kernels that are shorter are not drawn in the page of ranks.
 WAITS = "GPU waits, by cause"
 STREAMS = 8  # A GPU with more has one track: each branch of a graph can have several.
 
@@ -87,7 +91,31 @@ def draw_trace(trace: Trace, gaps: pandas.DataFrame) -> dict[str, Any]:
             )
         )
     steps = [(f"step {number}", *times) for number, times in enumerate(trace.step_times(), 1)]
-    return _timeline(bars, steps)
+    return from_bars(bars, steps)
+
+
+def draw_ranks(job: Job) -> dict[str, Any]:
+    """Two tracks for each rank on one clock: when it computes, and its collectives, each in two
+    parts, of which the first waits for the last rank.
+    """
+    bars = []
+    for number, rank in job.ranks.items():
+        for start, end in rank_waits.stretches(rank.computing, STRETCH_NS) + job.clocks[number]:
+            bars.append(_rank_bar(number, "computing", start, end - start, "computing"))
+    calls: Iterable[Any] = job.collectives.itertuples()
+    for call in calls:
+        number = int(call.rank)
+        arrived = call.start_ns + call.wait_ns
+        wait = f"{call.name}, waits for rank {call.last}"
+        bars.append(_rank_bar(number, wait, call.start_ns, call.wait_ns, WAITING))
+        bars.append(_rank_bar(number, call.name, arrived, call.end_ns - arrived, "communication"))
+    return from_bars([bar for bar in bars if bar.duration > 0])
+
+
+def _rank_bar(number: int, name: str, start: float, duration: float, group: str) -> Bar:
+    kind = "computing" if group == "computing" else "collectives"
+    track = f"rank {number:>3}, {kind}"
+    return Bar(track, int(start), int(duration), name, group, on_device=True)
 
 
 def _wait(gap: Any) -> Bar:
@@ -145,16 +173,16 @@ def draw_calls(source: Source) -> dict[str, Any] | None:
         )
         for call in calls
     ]
-    return _timeline(bars)
+    return from_bars(bars)
 
 
 def draw_events(source: Source) -> dict[str, Any]:
     """All events of another program's trace, by category."""
     table = source.table[["track", "start_ns", "duration_ns", "name", "category", "detail"]]
-    return _timeline([Bar(*event) for event in table.itertuples(index=False)])
+    return from_bars([Bar(*event) for event in table.itertuples(index=False)])
 
 
-def _timeline(bars: list[Bar], steps: Iterable[tuple[str, int, int]] = ()) -> dict[str, Any]:
+def from_bars(bars: list[Bar], steps: Iterable[tuple[str, int, int]] = ()) -> dict[str, Any]:
     kept = sorted(bars, key=lambda bar: (bar.on_device, bar.duration))[-EVENTS:]
     kept.sort(
         key=lambda bar: (bar.track != WAITS, bar.on_device, bar.track, bar.start, -bar.duration)

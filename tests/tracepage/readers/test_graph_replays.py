@@ -2,6 +2,7 @@
 
 import json
 
+from tracepage.errors import UsageError
 from tracepage.readers import chrome_trace, graph_replays
 
 import pytest
@@ -119,3 +120,59 @@ def test_kernels_that_the_profiler_lost_are_told(tmp_path, eager, names, lost):
     assert len(found) == len(lost) and all(
         each in found[0] and "the eager step has 3" in found[0] for each in lost
     )
+
+
+def test_a_trace_of_the_same_work_names_the_operators_of_graphs(tmp_path, eager):
+    """Also one without steps, or with several, of which the first counts."""
+    path = tmp_path / "captured.json"
+    captured = replay(tmp_path, "mul", "gemm", "mul")
+    whole = json.loads((tmp_path / "eager.json").read_text())["traceEvents"]
+    unmarked = [row for row in whole if not row["name"].startswith("ProfilerStep")]
+    second = [row | {"ts": row["ts"] + 500} for row in whole if row["cat"] != "kernel"]
+    for row in second:
+        row["args"] = {key: 10 * value for key, value in row["args"].items() if key != "Input Dims"}
+    for events in (whole, unmarked, whole + second):
+        (tmp_path / "other.json").write_text(json.dumps(events))
+        trace = graph_replays.with_operators_of(path, captured, tmp_path / "other.json")
+        replayed = trace.kernels[trace.kernels.graph.notna()]
+        names = [trace.operators.name[chain[0]] for chain in replayed.operators]
+        assert names == ["aten::mul", "aten::mm", "aten::matmul"] * 2 and trace.notes == ()
+
+
+def test_kernels_that_the_other_trace_has_not_are_counted(tmp_path, eager):
+    captured = replay(tmp_path, "mul", "fill", "gemm", "mul")
+    trace = graph_replays.with_operators_of(
+        tmp_path / "captured.json", captured, tmp_path / "eager.json"
+    )
+    [note] = trace.notes
+    assert note.startswith("2 of 8 kernels of graphs have no operator in")
+
+
+def test_a_capture_that_explains_nothing_is_refused(tmp_path, eager):
+    path, other = tmp_path / "captured.json", tmp_path / "eager.json"
+    captured = replay(tmp_path, "fill", "scan")
+    with pytest.raises(UsageError, match="no kernel of a graph in .*captured.json is in .*eager"):
+        graph_replays.with_operators_of(path, captured, other)
+    with pytest.raises(UsageError, match="eager.json has no kernels of a graph"):
+        graph_replays.with_operators_of(other, eager, path)
+    load(tmp_path / "cpu.json", event("cpu_op", "aten::mm", 0, 5))
+    with pytest.raises(UsageError, match="no operator launches a kernel in .*cpu.json"):
+        graph_replays.with_operators_of(path, captured, tmp_path / "cpu.json")
+    path.with_name("eager_captured.json").write_text("[]")
+    with pytest.raises(UsageError, match="captured.json has its eager trace beside it"):
+        graph_replays.with_operators_of(path, captured, other)
+
+
+@pytest.mark.parametrize("key", ["str", "name", "annotation", "module_fqn"])
+def test_an_annotation_of_a_node_is_the_span_of_its_kernel(tmp_path, key):
+    node = event("kernel", "gemm", 20, 5, correlation=1)
+    node["args"] |= {"graph node id": 9, key: "layers.3.attention.wq"}
+    other = node | {"ts": 30, "args": node["args"] | {"graph node id": 0}}
+    trace = load(
+        tmp_path / "annotated.json",
+        event("cpu_op", "aten::copy_", 0, 5),
+        event("cuda_runtime", "cudaGraphLaunch", 10, 5, correlation=1),
+        node,
+        other,
+    )
+    assert list(trace.kernels.span) == ["layers.*.attention.wq", "other"]

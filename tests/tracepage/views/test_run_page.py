@@ -6,10 +6,13 @@ import re
 from tests import branched_traces
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES
+from tests.rank_files import write_late
 from tests.small_traces import gpu_trace, write_profile
+from tracepage.causes import rank_waits
 from tracepage.causes.waits import CAUSES
 from tracepage.errors import UsageError
 from tracepage.readers import chrome_trace
+from tracepage.show import rank_sections
 from tracepage.views import run_page, timeline
 
 import pytest
@@ -329,6 +332,40 @@ def test_two_files_have_both_verdicts_and_what_changed(tmp_path):
     assert content["runs"][1]["verdict"]["sentence"] in (
         run_page.summary_report(sources).markdown()
     )
+
+
+def test_annotated_nodes_of_a_graph_have_their_time_by_annotation(tmp_path):
+    content = gpu_trace("cudaGraphLaunch")
+    for event in content["traceEvents"]:
+        if event["cat"] == "kernel":
+            event["args"] |= {"graph node id": 5, "str": "layers.1.wq"}
+    (tmp_path / "trace.json").write_text(json.dumps(content))
+    page = build(tmp_path / "trace.json")
+    [section] = [part for part in page.sections if part.title == "Time in graphs by annotation"]
+    assert section.items[0].content.rows == [["layers.*.wq", 2.5, pytest.approx(0.077)]]
+
+
+def test_all_ranks_stand_on_one_page_of_bounded_size(tmp_path, monkeypatch):
+    """Their timelines are on one clock, and the shortest events go first."""
+    paths = write_late(tmp_path)
+    job = rank_waits.compare({n: rank_waits.read_rank(path) for n, path in enumerate(paths)})
+    page = run_page.ranks_page(job)
+    assert page.title == "2 ranks" and page.first_sentence().startswith("Rank 1 is slow")
+    assert titles(page) == ["Ranks", "Collectives", "Timeline"]
+    bars = [item.content for item in page.sections[0].items if item.kind == "bar"]
+    assert [text for _, _, text in bars[0]] == [
+        "rank 0: computing 500 us",
+        "communication 20 us",
+        "waits for ranks 100 us",
+    ]
+    events = page.sections[-1].items[0].content[1]
+    assert [track["name"][:6] for track in events["tracks"]] == ["rank  "] * 4
+    assert "AllReduce, waits for rank 1" in events["names"]
+    assert rank_sections.content(job)["verdict"]["rank"] == 1
+    json.dumps(rank_sections.content(job), allow_nan=False)
+    monkeypatch.setattr(timeline, "EVENTS", 5)
+    shortened = run_page.ranks_page(job)
+    assert "shortest events are left out" in shortened.markdown()
 
 
 def test_a_trace_of_another_program_has_a_page_alone(tmp_path):
