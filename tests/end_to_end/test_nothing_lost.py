@@ -175,9 +175,7 @@ def ended(monkeypatch, execute, known_ceilings, tmp_path) -> Iterator[Callable[.
     before = {kind: signal.signal(kind, handler) for kind, handler in stopping.items()}
     (tmp_path / "small.yaml").write_text(SMALL)
     monkeypatch.setattr(devices, "compile_problem", lambda device: "torch.compile is left out")
-    monkeypatch.setattr(
-        ablation, "combinations", lambda *_: [(False,) * 4, (True, False, False, False)]
-    )
+    monkeypatch.setattr(ablation, "combinations", lambda *_: [(False,) * 5, (True, *(False,) * 4)])
     monkeypatch.setattr(ablation, "count", lambda *_: SimpleNamespace(are_operators=True, notes=[]))
     monkeypatch.setattr(ablation, "launches_per_step", lambda counted: 1.0)
     monkeypatch.setattr(kernels, "INTERPRETED", False)
