@@ -137,10 +137,11 @@ def versions(*paths: Path) -> str:
     return _table(cases, [name for name in headline(cases) if VERSION.fullmatch(name)])
 
 
-def versions_and_peers(*paths: Path) -> str:
-    """The table of all models."""
+def peers(*paths: Path) -> str:
+    """The table of all other models: peers, and products in FP8."""
     cases = read_cases(paths)
-    return _table(cases, models(cases))
+    shown = {name for name in headline(cases) if VERSION.fullmatch(name)}
+    return _table(cases, [name for name in models(cases) if name not in shown])
 
 
 def _with_conditions(

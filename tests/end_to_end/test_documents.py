@@ -254,8 +254,8 @@ def numbers(text: str) -> set[str]:
 
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda folder: folder.name)
 def test_the_story_of_a_version_has_the_numbers_of_the_tables(version):
-    """Or what they round to, or a product or quotient that the page writes out. Tables of the
-    appendix and of the log count as well.
+    """Or what they round to, or a product or quotient that the page writes out. Tables of the first
+    page, of the appendix and of the log count as well.
     """
     page = (version / "README.md").read_text(encoding="utf-8")
     story = "".join(
@@ -266,7 +266,7 @@ def test_the_story_of_a_version_has_the_numbers_of_the_tables(version):
         page,
         *(
             (ROOT / name).read_text(encoding="utf-8")
-            for name in ("TECHNICAL_APPENDICES.md", "LOG.md")
+            for name in ("README.md", "TECHNICAL_APPENDICES.md", "LOG.md")
         ),
     ]
     rows = re.findall(r"^\|.*|this host: .* mm\b", "\n".join(shown), re.MULTILINE)
