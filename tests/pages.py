@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 from tests.conftest import ROOT
+from version2_pytorch_fused import tiny_llama_v2
 
 V2, V3, V4 = (
     ROOT / name for name in ("version2_pytorch_fused", "version3_triton", "version4_ultra_fused")
@@ -41,6 +42,12 @@ def commands(document: Path) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
+# What the script of a lesson replaces in Version 2, before it reads its flags.
+REPLACED = {
+    name: getattr(tiny_llama_v2, name) for name in ("swiglu", "TinyLlama", "make_optimizer")
+}
+
+
 @functools.cache
 def help_of(script: Path) -> str:
     """What `--help` prints; a Python script runs in this process."""
@@ -53,6 +60,7 @@ def help_of(script: Path) -> str:
     )
     with (
         called,
+        mock.patch.multiple(tiny_llama_v2, **REPLACED),
         contextlib.redirect_stdout(io.StringIO()) as output,
         contextlib.suppress(SystemExit),
     ):

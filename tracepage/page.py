@@ -18,7 +18,7 @@ from tracepage import command_line
 from tracepage.causes import rank_waits
 from tracepage.errors import UsageError
 from tracepage.files import writable_file, write_json, write_text
-from tracepage.readers import allocator_history, rank_traces
+from tracepage.readers import allocator_history, load_kernels, rank_traces
 from tracepage.records import step_profile
 from tracepage.show import rank_sections, snapshot_sections
 from tracepage.show.report import Report
@@ -53,7 +53,7 @@ def main() -> None:
         help="a trace of the same work without a CUDA graph: names the operators of A's graphs",
     )
     options = command_line.parse(parser)
-    kind = options.output.suffix
+    kind = ".html" if options.output.is_char_device() else options.output.suffix
     if kind not in KINDS:
         raise UsageError(f"--output {options.output}: name a .html, .md or .json file")
     if options.capture and options.others:
@@ -62,6 +62,8 @@ def main() -> None:
     # A page may lie in the folder whose files it shows.
     input_files = [path for path in (*inputs, options.capture) if path and path.is_file()]
     output = writable_file(options.output, "--output", input_files)
+    if kind == ".json" and output.is_file():
+        _refuse_file_of_profiler(output)
     paths = list(map(_profile_in, inputs))
     of_memory = any(map(allocator_history.is_snapshot, paths))
     traces, notes = ({}, []) if of_memory else rank_traces.find(paths)
@@ -80,6 +82,12 @@ def main() -> None:
         else:
             write_json(output, run_page.summary_json(sources))
     print(f"written: {output}")
+
+
+def _refuse_file_of_profiler(output: Path) -> None:
+    """UsageError: what the output would replace is no report."""
+    if load_kernels.recognize(output) in load_kernels.READERS:
+        raise UsageError(f"--output: {output} is a profiler's: name another file")
 
 
 def _write_snapshots(output: Path, paths: list[Path]) -> None:

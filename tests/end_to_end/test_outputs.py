@@ -31,7 +31,7 @@ TRACE, PROFILE = (
 CLASHES: list[tuple[Path, str, str, Callable[[Path], object]]] = [
     (V1 / "tiny_llama_v1.py", "--data in --metrics-out OUT", "in", WORDS),
     (V1 / "tiny_llama_v1.py", "--data synthetic --config in --metrics-out OUT", "in", CONFIG),
-    (ROOT / "page.py", "in/a.json.gz --output OUT", "in/a.json.gz", PROFILE),
+    (ROOT / "page.py", "in/a.json --output OUT", "in/a.json", PROFILE),
     (V2 / "analyze_kernel_launches.py", "--trace-file in --csv-out OUT", "in/a.csv", TRACE),
     (V2 / "analyze_kernel_launches.py", "--trace-file in --csv-out OUT", "in/a.db", DATABASE),
     (
@@ -93,9 +93,10 @@ def test_an_input_is_not_overwritten(
 def test_a_page_takes_the_name_of_no_profile_or_trace(refused, execute, tmp_path) -> None:
     """The trace beside a profile is an input, too. A device holds no file that could be lost."""
     PROFILE(tmp_path / "profile_1.json")
-    assert "name a .html file" in refused(
-        ROOT / "page.py", "profile_1.json", "--output", "trace_1.json"
-    )
+    for name in ("profile_2.json", "trace_1.json"):
+        PROFILE(tmp_path / name)
+        message = refused(ROOT / "page.py", "profile_1.json", "--output", name)
+        assert f"{name} is a profiler's: name another file" in message
     TRACE(tmp_path / "a.csv")
     assert "written: /dev/null" in execute(ROOT / "page.py", "a.csv", "--output", "/dev/null").out
     assert Path("/dev/null").is_char_device()

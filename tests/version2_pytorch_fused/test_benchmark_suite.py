@@ -36,10 +36,10 @@ def test_available_is_all_that_can_run_but_what_is_measured_on_request(monkeypat
         "v1-compile": Path("v1.py"),
         "absent": None,
         "present": None,
-        "v1-fp8": Path("v1.py"),
     }
     known = {name: known_models.Model(name, path) for name, path in files.items()}
-    known |= {"v1-captured": known_models.Model("v1-captured", Path("v1.py"), captured=True)}
+    known["v1-captured"] = known_models.Model("v1-captured", Path("v1.py"), captured=True)
+    known["v1-fp8"] = known_models.Model("v1-fp8", Path("v1.py"), ("--enable-fp8",))
     assert known_models.available(CPU, known) == ["v1", "present"]
     assert capsys.readouterr().out.splitlines() == [
         "leaves out v1-compile: torch.compile does not work here: no compiler",

@@ -88,7 +88,7 @@ def test_memory_and_operators_are_shown_and_tensorboard_serves_them(execute, tmp
         'id="memory"' in page
         and "run.html#memory" in (tmp_path / "pytorch_profiles/memory_timeline.html").read_text()
     )
-    assert printed.out.splitlines()[-2] == "  page         pytorch_profiles/run.html"
+    assert printed.out.splitlines()[-1] == "  page         pytorch_profiles/run.html"
     assert "MiB allocated" in printed.out and "count as 0" not in " ".join(printed.out.split())
     (path,) = (tmp_path / "pytorch_profiles").glob("profile_*.json")
     assert "operator_flops" not in json.loads(path.read_text()), "which nobody has asked for"
