@@ -195,7 +195,9 @@ def levers(*paths: Path) -> str:
     """
     cases = read_cases(paths)
     names = sorted(models(cases), key=lambda name: -median(cases[0].times(name)))
-    rows = [[name, *(case.milliseconds(name) for case in cases)] for name in names]
+    rows = []
+    for name in names:
+        rows.append([name, *(case.milliseconds(name) for case in cases)])
     header = ["model", *(f"{case.preset}, ms (n = {case.processes()})" for case in cases)]
     # Captured steps do not wait for their host.
     return _with_conditions([case.study | {"cells": []} for case in cases], header, rows)

@@ -68,11 +68,11 @@ def main() -> None:
     of_memory = any(map(allocator_history.is_snapshot, paths))
     traces, notes = ({}, []) if of_memory else rank_traces.find(paths)
     if of_memory:
-        _write_snapshots(output, paths)
+        _write_snapshots(output, kind, paths)
     elif traces:
         ranks = {number: rank_waits.read_rank(path) for number, path in traces.items()}
         job = rank_waits.compare(ranks, notes)
-        _write(output, run_page.ranks_page(job), rank_sections.content(job))
+        _write(output, kind, run_page.ranks_page(job), rank_sections.content(job))
     else:
         sources = [run_page.load_page_source(path, options.capture) for path in paths]
         if kind == ".html":
@@ -90,21 +90,21 @@ def _refuse_file_of_profiler(output: Path) -> None:
         raise UsageError(f"--output: {output} is a profiler's: name another file")
 
 
-def _write_snapshots(output: Path, paths: list[Path]) -> None:
+def _write_snapshots(output: Path, kind: str, paths: list[Path]) -> None:
     """UsageError: there are more than two."""
     if len(paths) > 2:
         raise UsageError("give one memory snapshot, or two to compare")
     snapshots = list(map(allocator_history.read, paths))
     content = snapshot_sections.content(snapshots)
-    _write(output, snapshot_sections.page_of(snapshots), content)
+    _write(output, kind, snapshot_sections.page_of(snapshots), content)
 
 
-def _write(output: Path, page: Report, content: dict[str, Any]) -> None:
-    """A page whose text is short, or its content, by the suffix."""
-    if output.suffix == ".json":
+def _write(output: Path, kind: str, page: Report, content: dict[str, Any]) -> None:
+    """Writes a page whose text is short, or its content, as one of KINDS."""
+    if kind == ".json":
         write_json(output, content)
     else:
-        write_text(output, page.html() if output.suffix == ".html" else page.markdown())
+        write_text(output, page.html() if kind == ".html" else page.markdown())
 
 
 def _profile_in(path: Path) -> Path:

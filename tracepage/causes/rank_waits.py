@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from tracepage.causes import waits
 from tracepage.causes.host_time import copy_cause
+from tracepage.causes.wait_words import share
 from tracepage.causes.waits import Part
 from tracepage.errors import UsageError
 from tracepage.readers import chrome_trace, kernel_names
@@ -255,14 +256,14 @@ def verdict(job: Job) -> Verdict:
     if late_ms >= max(LEAST * step_ms, transfer_ms):
         sentence = (
             f"Rank {slow} is slow: the others wait for it {late_ms:.3g} ms of {whole} "
-            f"({_share(late_ms / step_ms)}). {_more_of(job, slow, others)}"
+            f"({share(late_ms / step_ms)}). {_more_of(job, slow, others)}"
         )
         return _verdict("rank", slow, late_ms, step_ms, sentence)
     sends_ms = sum(rank.sends_ms for rank in job.ranks.values()) / count
     if sends_ms >= max(LEAST * step_ms, transfer_ms, lost_ms):
         sentence = (
             f"Sends and receives between two ranks take {sends_ms:.3g} ms of {whole} "
-            f"({_share(sends_ms / step_ms)}), beside which nothing computes. The traces do not "
+            f"({share(sends_ms / step_ms)}), beside which nothing computes. The traces do not "
             "tell whether they move bytes or wait, as the stages of a pipeline do."
         )
         return _verdict("sends", None, sends_ms, step_ms, sentence)
@@ -272,7 +273,7 @@ def verdict(job: Job) -> Verdict:
         cause = "The network limits" if complete else "The network, or a rank without trace, limits"
         sentence = (
             f"{cause} the job: {transfer_ms:.3g} ms of {whole} "
-            f"({_share(transfer_ms / step_ms)}) are transfers beside which nothing computes{kind}. "
+            f"({share(transfer_ms / step_ms)}) are transfers beside which nothing computes{kind}. "
             "Let them run beside the backward pass, send less (bf16, larger batches), or shard "
             "within a host."
         )
@@ -280,7 +281,7 @@ def verdict(job: Job) -> Verdict:
     if lost_ms >= LEAST * step_ms:
         sentence = (
             f"The ranks wait for each other in turns: {lost_ms:.3g} ms of {whole} "
-            f"({_share(lost_ms / step_ms)}), and none is late more than the others. Even out their "
+            f"({share(lost_ms / step_ms)}), and none is late more than the others. Even out their "
             "work (lengths of sequences, the loader), or synchronize less often."
         )
         return _verdict("turns", None, lost_ms, step_ms, sentence)
@@ -295,12 +296,8 @@ def verdict(job: Job) -> Verdict:
 def _verdict(cause: str, rank: int | None, ms: float, step_ms: float, sentence: str) -> Verdict:
     gain = float(step_ms / (step_ms - ms))
     if ms:
-        sentence += f" Without it, at most {gain:.2f} times as fast."
+        sentence += f" Without it, {gain:.2f} times as fast."
     return {"cause": cause, "rank": rank, "ms": ms, "gain": gain, "sentence": sentence}
-
-
-def _share(part: float) -> str:
-    return f"{100 * part:.0f} %"
 
 
 def _range(times: Iterable[float]) -> str:
@@ -356,10 +353,10 @@ def kinds(job: Job) -> list[list[Any]]:
         caused = calls.groupby("last").wait_ns.sum()
         waited = calls.wait_ns.sum()
         last = f"rank {caused.idxmax()}" if waited else ""
-        share = 100 * caused.max() / waited if waited else 0.0
+        percent = 100 * caused.max() / waited if waited else 0.0
         count = len(calls) / members / steps
         waiting = waited / members / steps / 1e6
         transfer = calls.transfer_ns.mean() / 1e6
         times = [float(transfer), float(waiting)]
-        rows.append([name, group, int(members), count, *times, last, float(share)])
+        rows.append([name, group, int(members), count, *times, last, float(percent)])
     return sorted(rows, key=lambda row: -row[5])

@@ -80,3 +80,8 @@ GRAPHS = (
 )
 # Operators that bring data to the device.
 COPYING = ("aten::to", "aten::_to_copy", "aten::copy_", "aten::pin_memory")
+
+
+def share(part: float) -> str:
+    """0.36 -> "36 %"."""
+    return f"{100 * part:.0f} %"

@@ -46,6 +46,7 @@ from tracepage.causes.host_time import (
     host_time,
     own_line,
 )
+from tracepage.causes.wait_words import share
 from tracepage.readers import kernel_names
 from tracepage.readers.source import OTHER_TRACE, SERIALIZED_NOTE, Source
 from tracepage.readers.trace import Trace
@@ -491,11 +492,7 @@ def _longest(
 ) -> str:
     """The name that takes longest, and its share."""
     times = durations.groupby(names).sum()
-    return f"{shorten(str(times.idxmax()))} ({_share(times.max() / times.sum())})"
-
-
-def _share(part: float) -> str:
-    return f"{100 * part:.0f} %"
+    return f"{shorten(str(times.idxmax()))} ({share(times.max() / times.sum())})"
 
 
 def single_waits(gaps: pandas.DataFrame) -> Any:
@@ -521,7 +518,7 @@ def _verdict(
     rest_ms = step_ms - ms
     gain = step_ms / rest_ms if rest_ms > 0 else float("inf")
     about, cure = wait_words.WORDS[cause]
-    sentence = f"{about}: {ms:.3g} ms of {whole} ({_share(ms / step_ms)})"
+    sentence = f"{about}: {ms:.3g} ms of {whole} ({share(ms / step_ms)})"
     if count:
         number = f"{count:,.0f}" if count >= 10 else f"{count:.2g}"
         sentence += f", in {number} {'wait' if number == '1' else 'waits'}"
@@ -546,8 +543,8 @@ def _work_verdict(whole: str, step_ms: float, parts: list[Part]) -> Verdict:
     ms = sum(part["ms"] for part in work)
     largest = work[0]
     sentence = (
-        f"The GPU works for {_share(ms / step_ms)} of {whole}. Most of it is "
-        f"{largest['kind']}: {largest['ms']:.3g} ms ({_share(largest['ms'] / step_ms)}), "
+        f"The GPU works for {share(ms / step_ms)} of {whole}. Most of it is "
+        f"{largest['kind']}: {largest['ms']:.3g} ms ({share(largest['ms'] / step_ms)}), "
         f"{largest['where']}. {wait_words.WORK[largest['kind']]}"
     )
     return {"cause": "work", "ms": ms, "gain": 1.0, "sentence": sentence}
