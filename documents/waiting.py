@@ -27,6 +27,7 @@ def cases(record: Path, *traces: Path) -> str:
     rows = []
     for case, path in zip(files.read_json(record)["cases"], traces, strict=True):
         causes = waits.attribute(load_kernels.load(path))
+        assert causes  # A recorded case has a GPU that works.
         verdict = causes.verdict
         bounds = reversed(BOUNDS.findall(verdict["sentence"]))
         predicted = [causes.step_ms, verdict["ms"], " to ".join(bounds)]
