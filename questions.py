@@ -1,4 +1,4 @@
-"""Asks the three questions of a page, and says what a wrong answer shows and where to go back to.
+"""Asks the three questions of a page, and says what a wrong answer shows.
 
 python questions.py version1_pytorch_baseline/README.md
 python questions.py --slides    # the slides of the day, with each page's questions
@@ -62,7 +62,7 @@ def slides() -> str:
     """The slides of the day; a line `<!-- questions: PAGE -->` becomes the slides of that page."""
 
     def page_slides(marker: re.Match) -> str:
-        return "\n\n---\n\n".join(slide(question) for question in PAGES[marker[1]])
+        return "\n\n".join(f"---\n\n{slide(question)}" for question in PAGES[marker[1]])
 
     text = (ROOT / "slides/slides.md").read_text(encoding="utf-8")
     return re.sub(r"<!-- questions: (\S+) -->", page_slides, text)
