@@ -76,7 +76,7 @@ KNOWN = {
 }
 
 
-def test_eight_pages_have_three_questions_each_and_every_letter_is_right_at_times():
+def test_eight_pages_have_three_questions_each_and_every_letter_is_right():
     assert [len(asked) for asked in questions.PAGES.values()] == [3] * 8
     assert all((ROOT / page).is_file() for page in questions.PAGES)
     letters = ["because" in answer for _, question in ALL for answer in question["answers"]]
