@@ -37,6 +37,7 @@ from version3_triton.kernels.launch_sizes import (
     ceil_div,
     dot_precision,
 )
+from version3_triton.kernels.memory import in_matrix
 
 import torch
 import triton
@@ -78,10 +79,10 @@ def _write(
     BLOCK_D: tl.constexpr,  # Dh, rounded up to a power of two
 ):
     column = tl.arange(0, BLOCK_D)
-    inside = (rows < length)[:, None] & (column < DIM)[None, :]
+    inside = in_matrix(rows, length, column, DIM)
     tl.store(
         pointer + rows[:, None] * row_stride + column[None, :],
-        block.to(pointer.dtype.element_ty),
+        block,
         mask=inside,
     )
 

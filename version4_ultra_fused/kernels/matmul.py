@@ -26,6 +26,7 @@ others multiply, which hides most of SwiGLU in a long product.
 from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
+from version3_triton.kernels.memory import in_matrix
 from version4_ultra_fused.kernels import elementwise
 from version4_ultra_fused.kernels.reference import Rope
 from version4_ultra_fused.kernels.tiles import largest, multiprocessors, product_tile
@@ -71,7 +72,7 @@ def rotated_tile(
     row = m + tl.arange(0, BM)
     pair = n // 2 + tl.arange(0, BN // 2)
     table = (row % length)[:, None] * (2 * HALF) + (pair % HALF)[None, :]
-    inside = (row < rows)[:, None] & (2 * pair < rotated)[None, :]
+    inside = in_matrix(row, rows, 2 * pair, rotated)
     cos = tl.load(cos_ptr + table, mask=inside, other=1.0)
     sin = tl.load(sin_ptr + table, mask=inside, other=0.0)
     first, second = tl.split(tl.reshape(acc, (BM, BN // 2, 2)))

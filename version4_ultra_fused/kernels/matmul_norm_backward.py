@@ -22,6 +22,7 @@ from common.spans import span
 from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
+from version3_triton.kernels.memory import read
 from version4_ultra_fused.kernels.matmul import GROUP, TensorDescriptor, corner, in_epilogue
 from version4_ultra_fused.kernels.norm import add_norm_backward, branch_gradient
 from version4_ultra_fused.kernels.reference import Norm
@@ -78,7 +79,7 @@ def _matmul_norm_backward(
         tl.store(
             parts_ptr + (m // BM) * N + column, tl.sum(dy * normalized, axis=0), mask=column < N
         )
-        weight = tl.load(weight_ptr + column, mask=column < N, other=0.0).to(tl.float32)
+        weight = read(weight_ptr + column, column < N)
         dx = (dy * weight[None, :] - normalized * (mean / N)[:, None]) * rstd + dtotal.load(
             [m, n]
         ).to(tl.float32)

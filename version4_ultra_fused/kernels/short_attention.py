@@ -19,6 +19,7 @@ from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.flash_attention import LOG2_E
 from version3_triton.kernels.launch_sizes import ceil_div, dot_precision
+from version3_triton.kernels.memory import in_matrix
 from version4_ultra_fused.kernels.reference import Rope
 from version4_ultra_fused.kernels.tiles import largest
 
@@ -43,7 +44,7 @@ def _load(
     """ROWS rows of a head from row `first` on, [ROWS, BLOCK]; zeros outside."""
     row = first + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
-    inside = (row < length)[:, None] & (column < DIM)[None, :]
+    inside = in_matrix(row, length, column, DIM)
     return tl.load(ptr + row[:, None] * stride + column[None, :], mask=inside, other=0.0)
 
 
@@ -68,14 +69,14 @@ def _store(
     column = tl.arange(0, BLOCK)
     if ROTATED:
         pair = tl.arange(0, BLOCK // 2)
-        inside = (row < length)[:, None] & (pair < DIM // 2)[None, :]
+        inside = in_matrix(row, length, pair, DIM // 2)
         table = row[:, None] * DIM + pair[None, :]
         cos = tl.load(cos_ptr + table, mask=inside, other=0.0)
         sin = tl.load(sin_ptr + table, mask=inside, other=0.0)
         left, right = tl.split(tl.reshape(x, (ROWS, BLOCK // 2, 2)))
         x = tl.reshape(tl.join(left * cos + right * sin, right * cos - left * sin), (ROWS, BLOCK))
-    inside = (row < length)[:, None] & (column < DIM)[None, :]
-    tl.store(ptr + row[:, None] * stride + column[None, :], x.to(ptr.dtype.element_ty), mask=inside)
+    inside = in_matrix(row, length, column, DIM)
+    tl.store(ptr + row[:, None] * stride + column[None, :], x, mask=inside)
 
 
 @triton.jit

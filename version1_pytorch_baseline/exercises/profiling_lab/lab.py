@@ -449,22 +449,11 @@ def main() -> None:
         metavar="PART",
         help=f"of {', '.join(PARTS)} (default: all)",
     )
-    add(
-        "--batch-size",
-        type=cli.positive,
-        default=8,
-        metavar="B",
-        help="of the components (default: 8)",
-    )
-    add(
-        "--seq-len",
-        type=cli.positive,
-        default=512,
-        metavar="S",
-        help="of the components (default: 512)",
-    )
-    add("--d-model", type=cli.positive, default=512, metavar="D", help="default: 512")
-    add("--num-heads", type=cli.positive, default=8, metavar="H", help="default: 8")
+    size = functools.partial(add, type=cli.positive)
+    size("--batch-size", default=8, metavar="B", help="of the components (default: 8)")
+    size("--seq-len", default=512, metavar="S", help="of the components (default: 512)")
+    size("--d-model", default=512, metavar="D", help="default: 512")
+    size("--num-heads", default=8, metavar="H", help="default: 8")
     add(
         "--seq-lens",
         type=cli.positive_list,
