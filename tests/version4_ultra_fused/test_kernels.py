@@ -171,7 +171,7 @@ def test_the_gradient_of_a_norm_in_the_product_before_it(tokens, hidden, size, w
 @in_16_bits
 @pytest.mark.parametrize("tokens, hidden, rows", [(133, 72, 272), (9, 64, 528)])
 def test_a_wide_tile_is_stored_in_halves(monkeypatch, epilogues, tokens, hidden, rows, dtype):
-    monkeypatch.setattr(matmul, "product_tile", lambda *_: tiles.TILES["sm_90"]["swiglu"][0])
+    monkeypatch.setattr(matmul, "product_tile", lambda *_: tiles.TILES["swiglu"][0])
     x, weight = tensors(dtype, (tokens, hidden), (rows, hidden))
     weight = weight / hidden**0.5
     both = matmul.gate_up_swiglu(x, weight)

@@ -394,6 +394,8 @@ class _Attention(torch.autograd.Function):
         dv = _new(v)
         d = torch.empty_like(lse)
         factor = 1 / math.sqrt(head_dim)
+        strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
+        numbers = (length, factor * LOG2_E, factor, *strides)
         blocks = attention_blocks("queries", head_dim, q.dtype)
         _flash_attention_backward_queries[ceil_div(length, blocks.m), batch * heads](
             q,
@@ -404,12 +406,7 @@ class _Attention(torch.autograd.Function):
             lse,
             d,
             dq,
-            length,
-            factor * LOG2_E,
-            factor,
-            *q.stride()[:3],
-            *k.stride()[:3],
-            *v.stride()[:3],
+            *numbers,
             **_sizes(q, k, blocks),
         )
         blocks = attention_blocks("keys", head_dim, q.dtype)
@@ -422,12 +419,7 @@ class _Attention(torch.autograd.Function):
             d,
             dk,
             dv,
-            length,
-            factor * LOG2_E,
-            factor,
-            *q.stride()[:3],
-            *k.stride()[:3],
-            *v.stride()[:3],
+            *numbers,
             **_sizes(q, k, blocks),
         )
         return dq, dk, dv
