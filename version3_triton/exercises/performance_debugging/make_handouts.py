@@ -38,8 +38,10 @@ def undocumented(text: str) -> str:
     """A program without docstrings and comments."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-        if documented and ast.get_docstring(node) is not None:
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and ast.get_docstring(node) is not None
+        ):
             node.body = node.body[1:] or [ast.Pass()]
     return f"{ast.unparse(tree)}\n"
 
