@@ -72,7 +72,7 @@ def _quantize(
     n = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     place = n.to(tl.int64)[:, None] * x_row + c[None, :]
-    x = read(x_ptr + place, in_matrix(n, N, c, C))
+    x = read(x_ptr + place, mask=in_matrix(n, N, c, C))
     x = _stored(x, scale_ptr, largest_ptr, MAX)
     _store(x, n, c, N, C, rows_ptr)
     _store(tl.trans(x), c, n, C, N, columns_ptr)
