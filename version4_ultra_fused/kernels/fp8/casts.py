@@ -105,7 +105,7 @@ def _swiglu_quantized(
     )
     gate, up = tl.split(tl.reshape(gate_up.to(tl.float32), (TOKENS, COLUMNS // 2, 2)))
     if BACKWARD:
-        dy = read(dy_ptr + row * F + pair[None, :], in_matrix(n, N, pair, F))
+        dy = read(dy_ptr + row * F + pair[None, :], mask=in_matrix(n, N, pair, F))
         dgate, dup = swiglu_gradient(gate, up, dy)
         gradients = _stored(
             tl.reshape(tl.join(dgate, dup), (TOKENS, COLUMNS)), scale_ptr, largest_ptr, MAX
