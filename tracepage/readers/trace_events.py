@@ -67,6 +67,7 @@ FRAME_NS = 100_000  # A trace with stacks has millions of frames; shorter ones e
 MEMORY = ("Bytes", "Addr", "Total Allocated", "Device Type")
 # Of the job that a trace is one rank of.
 JOB = "distributedInfo"
+JOB_PROPERTIES = {"rank": "rank", "world_size": "world_size"}
 GPUS = "deviceProperties"
 GPU_PROPERTIES = {
     "id": "id",
@@ -106,7 +107,7 @@ class Event:
     types: str = "[]"
     # Bytes (a release: below 0), address, total, `cpu` or `gpu`.
     memory: tuple[int, str, int, str] | None = None
-    operator: "Event | None" = None  # The innermost enclosing operator.
+    operator: "Event | None" = None  # The innermost enclosing operator; of a frame, the frame.
     span: str | None = None
     phase: str | None = None
     step: int = -1
@@ -227,7 +228,7 @@ def read_job(path: Path) -> dict[str, int]:
         if key == EVENTS:
             break
         if key == JOB:
-            return _job(value)
+            return _known_of(value, JOB_PROPERTIES)
     return {}
 
 
@@ -308,24 +309,21 @@ def read_events(path: Path) -> Events:
     for event in kept:
         event.start -= origin
     device = [event for event in kept if event.kind in DEVICE]
-    gpus = [
-        {name: gpu[key] for key, name in GPU_PROPERTIES.items() if key in gpu}
-        for gpu in header.get(GPUS, [])
-    ]
     return Events(
         [event for event in kept if event.kind not in (*DEVICE, "frame")],
         device,
         [event for event in kept if event.kind == "frame"],
         (*notes, *overlap(device)),
-        gpus,
+        [_known_of(gpu, GPU_PROPERTIES) for gpu in header.get(GPUS, [])],
         others,
         origin,
-        job=_job(header.get(JOB, {})),
+        job=_known_of(header.get(JOB, {}), JOB_PROPERTIES),
     )
 
 
-def _job(told: dict[str, Any]) -> dict[str, int]:
-    return {key: int(told[key]) for key in ("rank", "world_size") if key in told}
+def _known_of(told: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """What a trace tells, by our names of it."""
+    return {name: told[key] for key, name in names.items() if key in told}
 
 
 def _named_device(record: dict[str, Any]) -> set[Any]:
@@ -457,10 +455,7 @@ def _endless(events: list[Event]) -> set[Event]:
     last = events[-1].start
     late = [event for event in events if event.end > last]
     endless = {
-        event
-        for event in late
-        for limit in LIMITS
-        if abs(event.duration - limit) < NEAR * limit
+        event for event in late for limit in LIMITS if abs(event.duration - limit) < NEAR * limit
     }
     host = (event for event in late if event.kind not in DEVICE and event not in endless)
     last = max((last, *(event.end for event in host)))
