@@ -11,7 +11,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -131,10 +131,10 @@ class Events(NamedTuple):
     device: list[Event]
     frames: list[Event]  # Functions of Python that take FRAME_NS or longer, in the same order.
     notes: tuple[str, ...]  # On events that were left out.
-    devices: list[dict[str, Any]]  # As in `Trace`, as far as the file tells.
+    origin: int  # The first time on the clock of the file, ns.
+    devices: Sequence[dict[str, Any]] = ()  # As in `Trace`, of all GPUs.
     # All events as they are in the file, where none is an operator of PyTorch or work of a GPU.
-    others: list[Any] | None
-    origin: int = 0  # The first time on the clock of the file, ns.
+    others: list[Any] | None = None
     # Where ranges of any name are spans: a thread without ranges of its own, and the one whose
     # ranges are around its calls.
     ranged: dict[tuple, tuple] | None = None
@@ -305,20 +305,22 @@ def read_events(path: Path) -> Events:
         if names
     ]
     kept = [event for event in known if event not in far and event not in long]
-    origin = kept[0].start if kept else 0
-    for event in kept:
-        event.start -= origin
-    device = [event for event in kept if event.kind in DEVICE]
-    return Events(
-        [event for event in kept if event.kind not in (*DEVICE, "frame")],
-        device,
-        [event for event in kept if event.kind == "frame"],
-        (*notes, *overlap(device)),
-        [_known_of(gpu, GPU_PROPERTIES) for gpu in header.get(GPUS, [])],
-        others,
-        origin,
+    return from_first(kept, notes)._replace(
+        devices=[_known_of(gpu, GPU_PROPERTIES) for gpu in header.get(GPUS, [])],
         job=_known_of(header.get(JOB, {}), JOB_PROPERTIES),
+        others=others,
     )
+
+
+def from_first(events: list[Event], notes: Iterable[str]) -> Events:
+    """Events that are in order, with times since the first, and a note if work overlaps."""
+    origin = events[0].start if events else 0
+    for event in events:
+        event.start -= origin
+    device = [event for event in events if event.kind in DEVICE]
+    frames = [event for event in events if event.kind == "frame"]
+    host = [event for event in events if event.kind not in (*DEVICE, "frame")]
+    return Events(host, device, frames, (*notes, *overlap(device)), origin)
 
 
 def _known_of(told: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
