@@ -192,7 +192,8 @@ def _kinds(trace: Trace, kernels: pandas.DataFrame, event_codes: numpy.ndarray) 
 def _kinds_of_names(table: pandas.DataFrame) -> numpy.ndarray:
     """Places in ON_DEVICE, of calls with a name and a category."""
     by_name = {}
-    for name, category in set(zip(table.name, table.category, strict=True)):
+    names = table[["name", "category"]].drop_duplicates()
+    for name, category in names.itertuples(index=False):
         kind = kernel_names.kind(name)
         if category != "kernel":
             kind = copy_cause(name) or "copies"

@@ -40,7 +40,7 @@ DEVICE = ("kernel", "memcpy", "memset")
 PYTORCH = ("operator", *DEVICE)  # Other programs have none of them.
 CHUNK = 1 << 20  # characters
 SEPARATORS = re.compile(r"[\s,:]*")
-DECODER = json.JSONDecoder(parse_float=Decimal)
+DECODER = json.JSONDecoder(parse_float=str)
 EVENTS = "traceEvents"
 UNKNOWN = ("unknown", "uncategorized")
 STEP = "ProfilerStep#"
@@ -193,8 +193,8 @@ def entries(path: Path) -> Iterator[tuple[str, Any]]:
     """Key and value of each entry of a .json or .json.gz file, and each event of the list EVENTS
     under that key, so that any file takes the memory of a few events.
 
-    The file can be this list, whose end may be missing. Numbers that are not whole are Decimal,
-    since a double of us loses ns after 50 days. UsageError: it is no JSON.
+    The file can be this list, whose end may be missing. Numbers that are not whole are text, since
+    a double of us loses ns after 50 days. UsageError: it is no JSON.
     """
     try:
         with files.opened(path) as file:
