@@ -319,7 +319,7 @@ def _more_of(job: Job, slow: int, others: list[int]) -> str:
     parts = {number: _parts_of_its_own(rank) for number, rank in job.ranks.items()}
     times = pandas.DataFrame({number: parts[number].ms for number in parts}).fillna(0.0)
     more = times[slow] - times[others].mean(axis=1)
-    name = more.idxmax()
+    name = str(more.idxmax())
     where = parts[slow]["where"][name]
     return f"It spends {more[name]:.3g} ms more than they do on {name} ({where})."
 

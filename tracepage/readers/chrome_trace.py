@@ -242,7 +242,7 @@ def _join_kernels(
         work = category(kernel.name) if kernel.kind == "kernel" else kernel.kind
         row, launch = launches.get(kernel.correlation, (-1, None))
         span = kernel.span
-        phase = "other"
+        phase: str | None = "other"
         delay = graph = UNKNOWN
         chain: list[int] = []
         if launch is None or by_time:
