@@ -276,16 +276,6 @@ def test_a_damaged_checkpoint_is_not_whole(saved_twice, tmp_path, damage):
     assert str(copied) in str(checkpoint.check(copied))
 
 
-def test_of_an_older_checkpoint_without_sums_a_cut_is_seen(saved_twice, tmp_path):
-    copied = shutil.copytree(saved_twice / "step-00000004", tmp_path / "copied")
-    position = json.loads((copied / checkpoint.POSITION).read_text())
-    del position["sums"]
-    (copied / checkpoint.POSITION).write_text(json.dumps(position))
-    assert checkpoint.check(copied) is None
-    cut(copied)
-    assert str(checkpoint.check(copied)).startswith(f"cannot read {copied}: ")
-
-
 def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole(trained, execute, tmp_path):
     """The damaged one stays until a new one takes its place, and is not one of the two newest."""
     whole = trained(8)
