@@ -11,6 +11,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
@@ -41,8 +42,8 @@ def interpret(
         os.setsid()
     for descriptor, path in enumerate(outputs, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
-    sys.stdout = open(1, "w", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -62,7 +63,8 @@ def interpret(
                 runpy.run_module(command[1], run_name="__main__", alter_sys=True)
             else:
                 runpy.run_path(command[0], run_name="__main__")
-    finally:
+    finally:  # As at the end of an interpreter.
+        threading._shutdown()
         atexit._run_exitfuncs()
 
 
