@@ -80,7 +80,7 @@ def start(
         forkserver.ensure_running()
     arguments = [*map(str, command)], folder, environment, outputs
     process = SERVER.Process(target=interpret, args=arguments)
-    with patch.dict(sys.modules, {"__main__": ModuleType("__main__")}):  # It is not run again.
+    with patch.dict(sys.modules, {"__main__": ModuleType("__main__")}):  # pytest is not run again.
         process.start()
     return process
 
