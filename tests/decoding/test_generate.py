@@ -71,7 +71,8 @@ def logits_of(made: generate.Decoder, steps: int) -> torch.Tensor:
 def test_a_cache_changes_neither_logits_nor_tokens(operations, dtype, config):
     """Against Version 1's whole forward pass over the text that was written."""
     made = decoder(operations, dtype, config)
-    got, text = logits_of(made, 18), made.ids[:24]
+    steps = 9 if operations == "fused" else 18  # The interpreter is slow.
+    got, text = logits_of(made, steps), made.ids[: len(PROMPT) + 1 + steps]
     whole = tiny_llama_v1.TinyLlama(generate.ModelConfig(**made.config.model_dump())).to(
         DEVICE, dtype
     )

@@ -173,7 +173,8 @@ def test_a_process_that_is_killed_while_it_saves_leaves_the_checkpoint_before(
     trained, run_script, tmp_path
 ):
     flags = [*QUICK, "--num-steps", "9", "--checkpoint-dir", "saved", "--checkpoint-every", "2"]
-    run_script("-c", KILLED, *flags, check=-signal.SIGKILL)
+    (tmp_path / "killed.py").write_text(KILLED)
+    run_script("killed.py", *flags, check=-signal.SIGKILL)
     assert names(tmp_path / "saved") == [checkpoint.BUILDING, "step-00000002"]
     assert trained(9, *AGAIN) == trained(9)[2:]
     assert names(tmp_path / "saved") == ["step-00000002", "step-00000009"]
