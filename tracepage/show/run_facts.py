@@ -237,11 +237,11 @@ def _measured(run: TimedRun) -> list[str]:
         f"  peak memory  {memory['peak_mib']:,.0f} MiB ({memory['kind']}{pools})",
         f"  FLOPs        {run['flops_per_step']['total'] / 1e9:.2f} GFLOP a step, "
         f"{tables.format_rate(run['flops_per_second'])}",
-        f"  MFU          {_utilization(run)}",
+        f"  MFU          {utilization(run)}",
     ]
 
 
-def _utilization(run: TimedRun) -> str:
+def utilization(run: TimedRun) -> str:
     """Shares of the data sheet's peak and of the product that the run measured."""
     rate = run["flops_per_second"]
     peak = peak_flops(run)
