@@ -4,6 +4,7 @@
 report.md. The flag `--profile-operators` prints the table of operators.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,9 @@ ROWS = 20  # In the tables of kernels and operators.
 SORT_KEYS = {
     "cpu_time_total": "cpu_us",
     "self_cpu_time_total": "self_cpu_us",
-    "cuda_time_total": "device_us",
-    "self_cuda_time_total": "self_device_us",
     "device_time_total": "device_us",
     "self_device_time_total": "self_device_us",
     "cpu_memory_usage": "allocated_bytes",
-    "cuda_memory_usage": "allocated_bytes",
     "device_memory_usage": "allocated_bytes",
     "count": "calls",
 }
@@ -62,12 +60,9 @@ def write_summaries(paths: Sequence[Path], sort_by: str | None = None) -> list[P
     """Writes report.md into the folder of each profile; it has a section for each of `paths` in
     that folder.
     """
-    reports: dict[Path, Report] = {}
-    for path in paths:
-        report = reports.setdefault(path.parent, Report("Profiles"))
-        add_section(report, path, step_profile.read(path), sort_by)
     written = []
-    for folder, report in reports.items():
+    for folder, members in itertools.groupby(sorted(paths), key=lambda path: path.parent):
+        report = summary_report(members, sort_by)
         written += report.write(folder, "report", ("md",), "--generate-report")
     return written
 
@@ -127,7 +122,7 @@ def operator_rows(
     """
     on_gpu = bool(profile["kernels"])
     steps = profile["profiled_steps"]
-    column = SORT_KEYS[sort_by or "self_device_time_total"]
+    column = SORT_KEYS[(sort_by or "self_device_time_total").replace("cuda", "device")]
     times = ["self_cpu_us", "cpu_us"]
     if on_gpu:
         times += ["self_device_us", "device_us"]
