@@ -215,6 +215,12 @@ def unusable(path: Path, run: RunRecord | TimedRun) -> list[str]:
     return []
 
 
+def incomparable(*sides: tuple[Path, RunRecord | TimedRun]) -> list[str]:
+    """Why the step times of two runs, each with its file, cannot be compared."""
+    reasons = [reason for path, run in sides for reason in unusable(path, run)]
+    return reasons + differences(*(conditions(run) for _, run in sides))
+
+
 def training_inputs(run: AnyRun) -> dict[str, Any]:
     """The inputs that a loss curve depends on besides the code, if the conditions are equal."""
     training = run["training"]
