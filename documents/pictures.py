@@ -322,7 +322,7 @@ def _under_the_roof(
     """
     known = peaks.datasheet(device)
     if not known:
-        raise UsageError(f"{path}: the data sheet of {device} is not in tracepage/cost/peaks.py")
+        raise UsageError(f"{path}: the data sheet of {device} is not in tracepage/cost/peaks.csv")
     peak = known[compute] / 1e12
     rate = known["bandwidth"] / 1e12
     ridge = peak / rate

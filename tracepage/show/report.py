@@ -145,7 +145,7 @@ class Report:
         top: int | None = None,
     ) -> None:
         """A table of numbers, text and None (an empty cell), of which the `top` first rows are
-        shown.
+        shown; its title then says how many these are.
 
         A CSV file of the stem `csv` has all rows and columns in full precision. Text in the columns
         named in `code` is code, such as names of kernels. A terminal leaves out the columns of
@@ -156,6 +156,8 @@ class Report:
         terminal = tables.text(header, shown, least, f"{csv}.csv" if csv else "")
         markdown = tables.markdown(header, shown, code).strip()
         if title:
+            if top:
+                title += f", {len(shown)} of {len(rows)}"
             terminal = f"{wrapped(title)}\n{terminal}"
             markdown = f"**{tables.markdown_text(title)}**\n\n{markdown}"
         content = TableItem(header, shown, title, tables.numeric(header, shown), code)

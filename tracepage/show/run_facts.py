@@ -68,18 +68,19 @@ def host(studies: Iterable[Mapping[str, Any]]) -> str:
     """What a call of PyTorch costs the host of benchmarks, the median of their processes; empty
     where none recorded it.
     """
-    costs = []
-    for study in studies:
-        for cell in study.get("cells", []):
-            costs += [run["host_us"] for run in cell.get("runs", []) if run.get("host_us")]
+    costs = [
+        run["host_us"]
+        for study in studies
+        for cell in study.get("cells", [])
+        for run in cell.get("runs", [])
+        if run.get("host_us")
+    ]
     if not costs:
         return ""
-    launch = median(cost["launch"] for cost in costs)
-    mm = median(cost["mm"] for cost in costs)
-    return (
-        f"this host: {tables.format_number(launch)} us a launch, {tables.format_number(mm)} us an "
-        "mm"
+    launch, mm = (
+        tables.format_number(median(cost[name] for cost in costs)) for name in ("launch", "mm")
     )
+    return f"this host: {launch} us a launch, {mm} us an mm"
 
 
 def last_loss(run: TimedRun) -> float:

@@ -123,7 +123,7 @@ def _add_figure(page: Report, snapshot: Snapshot, stem: str) -> None:
 def _draw(snapshot: Snapshot) -> Figure:
     events = snapshot.events
     changes = events.pivot(columns="category", values="bytes")
-    alive = changes[sorted(changes, key=[BEFORE, *plots.CATEGORIES].index)].fillna(0).cumsum()
+    alive = changes.reindex(columns=[BEFORE, *plots.CATEGORIES]).fillna(0).cumsum()
     times = (events.time_us - events.time_us.iloc[0]) / 1e6
     figure = plots.memory(times, alive, _allocated(snapshot), events.reserved.cumsum())
     unit = "s" if snapshot.timed else "millions of entries"

@@ -165,6 +165,8 @@ def changes(first: StepCauses, second: StepCauses) -> list[list[Any]]:
     for number, side in enumerate((first, second)):
         for part in side.parts:
             times.setdefault(label(part), [0.0, 0.0])[number] += part["ms"]
-    rows = [[name, before, after, after - before] for name, (before, after) in times.items()]
-    rows.sort(key=lambda row: -abs(row[3]))
-    return [*rows, ["the step", first.step_ms, second.step_ms, second.step_ms - first.step_ms]]
+    body: list[list[Any]] = []
+    for name, (before, after) in times.items():
+        body.append([name, before, after, after - before])
+    body.sort(key=lambda row: -abs(row[3]))
+    return [*body, ["the step", first.step_ms, second.step_ms, second.step_ms - first.step_ms]]

@@ -104,7 +104,7 @@ def from_profile(profile: Profile) -> tuple[list[Point], list[str]]:
         )
     if collectives:
         notes.append(f"left out: collectives, {collectives / 1e3:.3g} ms a step")
-    return roofline.points(known, "span"), notes
+    return roofline.points(known), notes
 
 
 def moved_bytes(rows: Iterable[Point]) -> float:
@@ -303,9 +303,9 @@ def bandwidth_report(traffic: Traffic) -> Report:
     rows = table(traffic)
     report.facts(facts(traffic))
     per_step = " in a step" if traffic.bytes_are == MINIMUM else ""
-    title = f"The longest {min(TOP, len(rows))} of {len(rows)}, with all their calls{per_step}"
-    shown = [[short_name(name), *cells] for name, *cells in rows[:TOP]]
-    report.table(*tables.filled(HEADER, shown), title=title, code=["name"])
+    title = f"The longest, with all their calls{per_step}"
+    named = [[short_name(name), *cells] for name, *cells in rows]
+    report.table(*tables.filled(HEADER, named), title, code=["name"], top=TOP)
     report.csv("bandwidth", HEADER, rows)
     if not traffic.ceilings:
         return report

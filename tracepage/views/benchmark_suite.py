@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tracepage import files
 from tracepage.errors import RunError
-from tracepage.records import study_files
 from tracepage.records.study_files import Benchmark
 from tracepage.show import run_facts, tables
 from tracepage.show.report import Report
@@ -48,9 +48,9 @@ def reason(cell: Mapping[str, Any]) -> str:
 def render_benchmark(path: Path) -> Report:
     """The report on a benchmark.json, as .csv, .json and .md.
 
-    RunError: nothing was measured. UsageError: as `study_files.read_benchmark`.
+    RunError: nothing was measured.
     """
-    measured = study_files.read_benchmark(path)
+    measured = files.read(path, Benchmark)
     cells: list[Any] = [*measured["cells"], *measured["accuracy"]]
     if all(cell["status"] != "ok" for cell in cells):
         raise RunError(f"nothing was measured; the first: {place(cells[0])}, {reason(cells[0])}")
@@ -119,10 +119,8 @@ def add_tables(report: Report, measured: Benchmark, rows: Rows) -> None:
     if "throughput" in metrics:
         report.section(f"Throughput (and speed-up against {first})", "throughput")
         header = ["ms/step", "p20 to p80", "ms/step of each process", "tokens/s", "speed-up"]
-        report.table(
-            heads + header,
-            table_rows(rows, "ms", "spread", "processes", "tokens_per_second", "speedup"),
-        )
+        numbers = table_rows(rows, "ms", "spread", "processes", "tokens_per_second", "speedup")
+        report.table(heads + header, numbers)
         noise = {place(row).replace(",", ""): row for row in rows.values() if row["ms"]}
         report.text(*run_facts.noise(noise))
         header, states = tables.filled([*heads, *STATE.values()], table_rows(rows, *STATE))
@@ -164,7 +162,8 @@ def results(measured: Benchmark) -> Rows:
         row: Row = {name: cell.get(name) for name in COLUMNS}
         if cell["status"] == "ok":
             runs = pandas.DataFrame([{**run, **run["step_ms"]} for run in cell["runs"]])
-            row |= runs.median(numeric_only=True).dropna().to_dict()
+            medians: dict[Any, float] = runs.median(numeric_only=True).dropna().to_dict()
+            row |= medians
             tokens = row["batch_size"] * row["sequence_length"]
             row |= {
                 "ms": row["median"],

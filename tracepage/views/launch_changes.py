@@ -178,16 +178,15 @@ def add_section(report: Report, reduction: Reduction, stem: str, top: int) -> No
         rows = [[row[1], *numbers(row)] for row in reduction.by(label).itertuples()]
         rows.append(["all", *numbers(total)])
         report.table([label, *header], rows, f"{counted}, by {label}")
-    changed = names[names.change != "same"]
     rows = [
         [kernel_names.short_name(str(row.name)), row.kind, row.change, *numbers(row)]
-        for row in changed.head(top).itertuples()
+        for row in names[names.change != "same"].itertuples()
     ]
     label = "operator" if reduction.counted == "operator calls" else "kernel"
-    title = f"{counted}, largest changes in calls ({len(rows)} of {len(changed)})"
-    report.table([label, "kind", "status", *header], rows, title, code=[label])
+    title = f"{counted}, largest changes in calls"
+    report.table([label, "kind", "status", *header], rows, title, code=[label], top=top)
     report.text(*reduction.notes)
-    report.csv(stem, ["name", "kind", *NUMBERS, "change"], names.values.tolist())
+    report.csv(stem, *tables.of_frame(names))
 
 
 def headline(reduction: Reduction) -> str:

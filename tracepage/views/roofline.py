@@ -75,13 +75,14 @@ def from_profile(profile: Profile, top: int = 10) -> list[Point]:
     return points(spans, "span") + points(names, "operator")[:top]
 
 
-def points(rows: dict[str, list[operators.OperatorCalls]], group: str) -> list[Point]:
+def points(rows: dict[str, list[operators.OperatorCalls]], group: str = "") -> list[Point]:
     """A point for each name in a mean step, the longest first."""
     result = []
     for name, calls in rows.items():
-        number, seconds, *work = operators.sums(calls)
+        number, seconds, flops, moved = operators.sums(calls)
+        work: tuple[float | None, float | None] = (flops, moved)
         if any(row.flops is None for row in calls):
-            work = [None, None]
+            work = (None, None)
         result.append(Point(name, *work, seconds, group, number))
     return sorted(result, key=lambda point: -point.seconds)
 

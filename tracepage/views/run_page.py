@@ -117,8 +117,7 @@ def _profile_page(source: Source, profile: Profile, causes: StepCauses) -> Repor
     if profile["kernels"]:
         page.section("Kernels")
         header, rows = launches.kernel_rows(launches.summary(source), "kernel", steps)
-        about = f"A mean step, {min(TOP, len(rows))} of {len(rows)}"
-        page.table(header, rows, about, code=["kernel"], top=TOP)
+        page.table(header, rows, "A mean step", code=["kernel"], top=TOP)
         page.text(profile_summary.launches(profile))
     if run["ceilings"]:
         points = roofline.from_profile(profile)
