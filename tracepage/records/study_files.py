@@ -187,19 +187,11 @@ class StepCount(TypedDict):
     step: Amount
 
 
-class ForwardFlops(TypedDict):
-    projections: PositiveInt
-    attention: PositiveInt
-    mlp: PositiveInt
-    head: PositiveInt
-    total: PositiveInt
-
-
 class Parts(TypedDict):
-    """Forward FLOPs: needed, and executed by code that masks."""
+    """Forward FLOPs by part of the model and in total: needed, and executed by code that masks."""
 
-    causal: ForwardFlops
-    full: ForwardFlops
+    causal: dict[str, PositiveInt]
+    full: dict[str, PositiveInt]
 
 
 class FlopCounts(TypedDict):
