@@ -40,8 +40,9 @@ test-slow: $(STAMP) ## run the tests that take minutes each
 docs: $(STAMP) ## rewrite the tables of the documents from results/ (seconds)
 	.venv/bin/python -m documents
 
-slides: ## make slides/slides.html with Marp, which needs npx and a network (1 min)
-	npx --yes @marp-team/marp-cli slides/slides.md --output slides/slides.html
+slides: $(STAMP) ## make slides/slides.html with Marp, which needs npx and a network (1 min)
+	text=$$(.venv/bin/python questions.py --slides) && printf '%s\n' "$$text" | \
+		npx --yes @marp-team/marp-cli --output slides/slides.html
 
 page: $(STAMP) ## make run.html, the page of the profile or trace RUN= (and OTHER=) (1 min)
 	.venv/bin/python page.py "$${RUN:?is missing: make page RUN=FILE}" $${OTHER:+"$$OTHER"}

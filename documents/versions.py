@@ -205,8 +205,8 @@ def levers(*paths: Path) -> str:
 
 def limits(*paths: Path) -> str:
     """A step with a launch for each kernel, and captured, in the last two cases measured both ways:
-    all versions up to that of the folder that is the last path. One without a captured form in any
-    case is captured itself.
+    the version of the folder that is the last path, and the one before. One without a captured form
+    in any case is captured itself.
     """
     *studies, last = paths
     cases = read_cases(studies)
@@ -214,11 +214,13 @@ def limits(*paths: Path) -> str:
     launched = {name for name in names if name + CAPTURED in names}
     cases = [case for case in cases if case.times(names[0] + CAPTURED)][-2:]
     newest = int(re.findall(r"\d+", last.name)[0])
+    numbers = {int(match[1]) for match in map(VERSION.fullmatch, names) if match}
+    last_two = sorted(number for number in numbers if number <= newest)[-2:]
     rows = []
     for case in cases:
         for model in names:
             match = VERSION.fullmatch(model)
-            shown = match and int(match[1]) <= newest and not model.endswith(CAPTURED)
+            shown = match and int(match[1]) in last_two and not model.endswith(CAPTURED)
             if shown and case.times(model):
                 traces = studies[0].parent / "traces"
                 columns = _limits(case, model, traces, model in launched)

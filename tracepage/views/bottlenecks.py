@@ -198,10 +198,15 @@ def _add_operators(report: Report, step: Step, prefix: str) -> None:
 
 
 def _add_targets(report: Report, step: Step, path: Path, prefix: str) -> None:
-    report.section("Targets of optimization")
-    report.text(ABOUT_TARGETS)
     ranked = targets(step)
-    unit, factor = tables.time_unit(max((target["time_us"] for target in ranked), default=0) / 1e3)
+    content = {"schema": SCHEMA, "profile": str(path), "step_us": step.us, "targets": ranked}
+    report.json(f"{prefix}optimization_targets", content)
+    report.section("Targets of optimization")
+    if not ranked:
+        report.text("None of the parts that can be fused is left in this step.")
+        return
+    report.text(ABOUT_TARGETS)
+    unit, factor = tables.time_unit(max(target["time_us"] for target in ranked) / 1e3)
     header = ["target", "calls", "fused", f"now t {unit}", f"floor f {unit}"]
     header += ["share p %", "gain at most"]
     rows = [
@@ -220,8 +225,6 @@ def _add_targets(report: Report, step: Step, path: Path, prefix: str) -> None:
     report.facts(
         [(target["name"], f"{target['fused_form']}. {target['note']}".strip()) for target in ranked]
     )
-    content = {"schema": SCHEMA, "profile": str(path), "step_us": step.us, "targets": ranked}
-    report.json(f"{prefix}optimization_targets", content)
 
 
 def find_step(profile_data: Path, version: str) -> tuple[Path, Step]:

@@ -44,9 +44,6 @@ def by_name(step):
     return {target["name"]: target for target in bottlenecks.targets(step)}
 
 
-# ------------------------------------------------------------------------------------------------------ report and bounds
-
-
 def test_operator_times_add_up_to_the_step_and_amdahl_bounds_the_targets(
     analyze, cpu_profile, tmp_path
 ):
@@ -247,6 +244,19 @@ def test_fusions_that_are_on_are_no_targets(cpu_profile, settings, left):
     with changed(cpu_profile) as content:
         content["run"]["settings"] = settings
     assert set(by_name(read_step(cpu_profile))) & {"QKV fusion", "SwiGLU fusion"} == left
+
+
+def test_a_step_in_which_all_is_fused_has_a_report_without_targets(analyze, cpu_profile, tmp_path):
+    fused = (
+        "qkv_fusion swiglu_fusion flash_attention fused_adamw triton_norm triton_rope fused_loss"
+    )
+    with changed(cpu_profile) as content:
+        content["run"]["settings"] = dict.fromkeys(fused.split(), True)
+        content["operators"] = [row for row in content["operators"] if row["span"] == "embed"]
+    assert by_name(read_step(cpu_profile)) == {}
+    assert "None of the parts that can be fused is left in this step." in analyze(cpu_profile)
+    written = json.loads((tmp_path / "bottleneck_analysis/optimization_targets.json").read_text())
+    assert written["targets"] == []
 
 
 def test_collectives_are_a_limit_and_no_target_and_overlap_is_named(tmp_path):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import exercise_tools as exercises
 
-import pytest
 import torch
 from torch import nn
 
@@ -32,7 +31,7 @@ def test_features_are_pinned_where_there_is_a_gpu(monkeypatch):
 def test_norms_stay_on_the_device(monkeypatch):
     gradients = [torch.ones(4), torch.ones(9)]
     monkeypatch.setattr(torch.Tensor, "item", None)
-    assert parts.gradient_norms(gradients).tolist() == pytest.approx([2.0, 3.0])
+    assert parts.gradient_norms(gradients).tolist() == [2.0, 3.0]
 
 
 def test_memory_stays_with_the_allocator(monkeypatch):
@@ -57,9 +56,6 @@ def test_checksum_is_that_of_zlib_without_a_loop_in_python():
 
 
 def test_weights_are_saved_every_1000_steps(tmp_path):
-    saved = []
     for step in range(2000):
-        path = Path(tmp_path, str(step))
-        parts.save(nn.Linear(1, 1), step, path)
-        saved += [step] * path.exists()
-    assert saved == [999, 1999]
+        parts.save(nn.Linear(1, 1), step, Path(tmp_path, str(step)))
+    assert {path.name for path in tmp_path.iterdir()} == {"999", "1999"}

@@ -1,26 +1,19 @@
-"""A small training program in which one part may have a fault.
-
-python training.py                                      # all parts are mended
-python training.py --fault checksum                     # that part is the one in starter/
-python training.py --fault checksum --trace case.json   # also profiles two steps
-python training.py --record ../../../results/h100/why_it_waits   # all faults; needs a GPU
-"""
+"""A small training program in which one part may have a fault."""
 
 import argparse
 import itertools
 import runpy
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from statistics import median
-from typing import Any
+from statistics import mean, median
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # the root of this clone
+FOLDER = Path(__file__).resolve().parent
+sys.path.insert(0, str(FOLDER.parents[2]))  # the root of this clone
 
 from common import cli
 from common import device as devices
+from common.timing import benchmark
 from common.training import record
 from tracepage.errors import UsageError
 from tracepage.files import write_measurement
@@ -38,21 +31,16 @@ FAULTS = {
     "norms": ("gradient_norms", "synchronization"),
     "features": ("host_tensor", "copy_to_device"),
 }
-# Width, blocks, sequences in a batch and their length, on a GPU and on a CPU.
-SIZES = {True: (1024, 12, 64, 256), False: (16, 1, 32, 64)}
-STEPS = 12
-TURNS = 3
+TEXT = "the quick brown fox jumps over the lazy dog. "
 
 
-class Block(nn.Module):
+class Block(nn.Sequential):
     def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
+        up = nn.Linear(width, 4 * width)
+        super().__init__(nn.LayerNorm(width), up, nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:  # [B, S, D] -> [B, S, D]
-        return x + self.down(F.gelu(self.up(self.norm(x))))
+        return x + super().forward(x)
 
 
 class Model(nn.Module):
@@ -70,25 +58,17 @@ class Model(nn.Module):
         return F.cross_entropy(logits.float(), letters[:, 1:].flatten())
 
 
-def parts_with(fault: str | None) -> dict[str, Any]:
-    """The parts by name: of solution/, but that of the fault is of starter/."""
-    folder = Path(__file__).parent
-    parts = runpy.run_path(str(folder / "solution/parts.py"))
+def train(fault: str | None, trace: Path | None = None) -> float:
+    """The mean time of 12 steps in ms, after three; then profiles two, if asked."""
+    parts = runpy.run_path(str(FOLDER / "solution/parts.py"))
     if fault:
         name = FAULTS[fault][0]
-        parts[name] = runpy.run_path(str(folder / "starter/parts.py"))[name]
-    return parts
-
-
-def train(fault: str | None, trace: Path | None = None) -> float:
-    """The mean time of a step in ms, over STEPS steps after three; then profiles two, if asked."""
-    parts = parts_with(fault)
+        parts[name] = runpy.run_path(str(FOLDER / "starter/parts.py"))[name]
     device = devices.select("auto")
     on_gpu = devices.is_gpu(device)
-    width, blocks, batch_size, length = SIZES[on_gpu]
+    width, blocks, batch_size, length = (1024, 12, 64, 256) if on_gpu else (16, 1, 32, 64)
     devices.configure(device, seed=0)
-    text = "the quick brown fox jumps over the lazy dog. " * (batch_size * length)
-    samples = parts["Samples"](text, length)
+    samples = parts["Samples"](TEXT * batch_size * length, length)
     batches = iter(torch.utils.data.DataLoader(samples, batch_size, drop_last=True))
     model = Model(width, blocks).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -109,28 +89,17 @@ def train(fault: str | None, trace: Path | None = None) -> float:
         parts["tidy_memory"]()
         parts["save"](model, next(numbers), Path(folder.name, "weights.pt"))
 
-    for _ in range(3):
-        step()
-    devices.synchronize(device)
-    start = time.perf_counter()
-    for _ in range(STEPS):
-        step()
-    devices.synchronize(device)
-    seconds = time.perf_counter() - start
+    times = benchmark(step, device, warmup=3, iterations=12)
     if trace:
-        write_trace(step, trace)
+        # Nothing waits for the GPU between two profiled steps.
+        schedule = torch.profiler.schedule(wait=0, warmup=1, active=2, repeat=1)
+        with torch.profiler.profile(schedule=schedule, acc_events=True) as profile:
+            for _ in range(3):
+                step()
+                profile.step()
+        profile.export_chrome_trace(str(trace))
     folder.cleanup()
-    return 1e3 * seconds / STEPS
-
-
-def write_trace(step: Callable[[], object], path: Path) -> None:
-    """Profiles two steps after one of warm-up, between which nothing waits for the GPU."""
-    schedule = torch.profiler.schedule(wait=0, warmup=1, active=2, repeat=1)
-    with torch.profiler.profile(schedule=schedule, acc_events=True) as profile:
-        for _ in range(3):
-            step()
-            profile.step()
-    profile.export_chrome_trace(str(path))
+    return mean(times)
 
 
 def record_all(folder: Path) -> None:
@@ -139,28 +108,22 @@ def record_all(folder: Path) -> None:
     if not devices.is_gpu(device):
         raise UsageError("--record: the faults are recorded on a GPU, and there is none here")
     folder.mkdir(parents=True, exist_ok=True)
-    measured = record.header("tiny-llama-why-it-waits/1", device, "bf16")
-    measured["cases"] = []
+    cases = []
     for number, (fault, (_, cause)) in enumerate(FAULTS.items(), 1):
-        with_fault = []
-        without = []
-        for _ in range(TURNS):
-            with_fault.append(train(fault))
-            without.append(train(None))
+        times, without = zip(*((train(fault), train(None)) for _ in range(3)), strict=True)
         train(fault, folder / f"case_{number}.json.gz")
-        case: dict[str, Any] = {"case": number, "fault": fault, "cause": cause}
-        case |= {"ms": median(with_fault), "ms_without": median(without)}
-        measured["cases"].append(case | {"all_ms": with_fault, "all_ms_without": without})
+        case = {"case": number, "fault": fault, "cause": cause, "ms": median(times)}
+        case |= {"ms_without": median(without), "all_ms": times, "all_ms_without": without}
+        cases.append(case)
+    measured = record.header("tiny-llama-why-it-waits/1", device, "bf16") | {"cases": cases}
     write_measurement(folder / "why_it_waits.json", measured, "--record")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--fault", choices=sorted(FAULTS), help="the part taken from starter/")
-    parser.add_argument("--trace", type=Path, metavar="FILE.json", help="profiles two steps")
-    parser.add_argument("--record", type=Path, metavar="DIR", help="records all faults")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fault", choices=sorted(FAULTS), help="its part is that of starter/")
+    parser.add_argument("--trace", type=Path, metavar="FILE.json", help="profiles two more steps")
+    parser.add_argument("--record", type=Path, metavar="DIR", help="records all faults, on a GPU")
     arguments = cli.parse(parser)
     if arguments.record:
         record_all(arguments.record)

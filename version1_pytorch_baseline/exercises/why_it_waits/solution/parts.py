@@ -13,8 +13,7 @@ class Samples(torch.utils.data.Dataset):
 
     def __init__(self, text: str, length: int) -> None:
         letters = torch.tensor(list(text.encode("ascii")))
-        pieces = len(text) // length
-        self.samples = letters[: pieces * length].view(pieces, length)
+        self.samples = letters.unfold(0, length, length)
 
     def __len__(self) -> int:
         return len(self.samples)

@@ -1,7 +1,4 @@
-"""Six parts of a training program, each with a fault. ../README.md has the problems.
-
-Mend one at a time: its results stay the same, and the GPU no longer waits.
-"""
+"""Six parts, each of which makes a GPU wait: mend one at a time, with the same results."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,10 +31,7 @@ def host_tensor(*shape: int) -> Tensor:
 
 def gradient_norms(gradients: Sequence[Tensor]) -> Tensor:
     """The L2 norm of each gradient: [P], for a log that is written every 100 steps."""
-    norms = []
-    for gradient in gradients:
-        norms.append(gradient.norm().item())
-    return torch.tensor(norms)
+    return torch.tensor([gradient.norm().item() for gradient in gradients])
 
 
 def tidy_memory() -> None:

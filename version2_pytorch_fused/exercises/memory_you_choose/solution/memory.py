@@ -44,23 +44,33 @@ def kept_bytes(model: ModelConfig, tokens: int, kind: str) -> int:
     return tokens * (norms + inputs + qkv + rotated + attended + gate_up + activated)
 
 
-def peak_bytes(model: ModelConfig, batch: int, length: int, kind: str) -> int:
-    """Bytes at the peak of a training step in bf16 by autocast, the largest of its four moments."""
-    weights = flops.parameters(model)["total"]
+def block_work_bytes(model: ModelConfig, batch: int, length: int, kind: str) -> int:
+    """Bytes that the backward pass of one block works in, the larger of two moments; those that
+    `none` keeps are among them.
+
+    With --deterministic attention sums the gradient of q in several float32 copies, for the same
+    bits in each run.
+    """
     tokens = batch * length
     hidden = model.hidden_size
     kv = model.num_key_value_heads * model.head_dim
     copies = math.ceil(MULTIPROCESSORS / (batch * model.num_attention_heads))
     swiglu = kept_bytes(model, tokens, "none") + 4 * tokens * (model.intermediate_size + hidden)
     attention = tokens * (28 * hidden + 6 * kv + 4 * hidden * copies)
-    in_a_block = max(swiglu, attention)
-    if kind == "selective":
-        in_a_block += 4 * tokens * hidden  # results of o_proj and down_proj
+    results = 4 * tokens * hidden if kind == "selective" else 0  # of o_proj and down_proj
+    return max(swiglu, attention) + results
+
+
+def peak_bytes(model: ModelConfig, batch: int, length: int, kind: str) -> int:
+    """Bytes at the peak of a training step in bf16 by autocast, the largest of its four moments."""
+    weights = flops.parameters(model)["total"]
+    tokens = batch * length
     kept = kept_bytes(model, tokens, kind)
+    work = block_work_bytes(model, batch, length, kind)
     casts = 2 * weights if kind == "none" else 0
-    last_norm = casts + model.num_layers * kept + 28 * tokens * hidden
-    last_block = casts + (model.num_layers - 1) * kept + in_a_block
-    return 12 * weights + max(last_norm, last_block, 4 * weights + in_a_block, 8 * weights)
+    last_norm = casts + model.num_layers * kept + 28 * tokens * model.hidden_size
+    last_block = casts + (model.num_layers - 1) * kept + work
+    return 12 * weights + max(last_norm, last_block, 4 * weights + work, 8 * weights)
 
 
 def holders(snapshot: Mapping[str, Any]) -> Counter[str]:

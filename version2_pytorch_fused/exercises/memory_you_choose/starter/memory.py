@@ -3,7 +3,7 @@
 Replace each line that names its problem, and run `pytest test_exercises.py` in the folder above.
 """
 
-import math  # noqa: F401  (for your code)
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -29,6 +29,23 @@ def kept_bytes(model: ModelConfig, tokens: int, kind: str) -> int:
     `kind` is none, block or selective.
     """
     raise NotImplementedError("kept_bytes: problem 1 of README.md")
+
+
+def block_work_bytes(model: ModelConfig, batch: int, length: int, kind: str) -> int:
+    """Bytes that the backward pass of one block works in, the larger of two moments; those that
+    `none` keeps are among them.
+
+    With --deterministic attention sums the gradient of q in several float32 copies, for the same
+    bits in each run.
+    """
+    tokens = batch * length
+    hidden = model.hidden_size
+    kv = model.num_key_value_heads * model.head_dim
+    copies = math.ceil(MULTIPROCESSORS / (batch * model.num_attention_heads))
+    swiglu = kept_bytes(model, tokens, "none") + 4 * tokens * (model.intermediate_size + hidden)
+    attention = tokens * (28 * hidden + 6 * kv + 4 * hidden * copies)
+    results = 4 * tokens * hidden if kind == "selective" else 0  # of o_proj and down_proj
+    return max(swiglu, attention) + results
 
 
 def peak_bytes(model: ModelConfig, batch: int, length: int, kind: str) -> int:
