@@ -77,9 +77,8 @@ def host(studies: Iterable[Mapping[str, Any]]) -> str:
     ]
     if not costs:
         return ""
-    launch, mm = (
-        tables.format_number(median(cost[name] for cost in costs)) for name in ("launch", "mm")
-    )
+    launch = tables.format_number(median(cost["launch"] for cost in costs))
+    mm = tables.format_number(median(cost["mm"] for cost in costs))
     return f"this host: {launch} us a launch, {mm} us an mm"
 
 

@@ -161,7 +161,7 @@ def add_spans(report: Report, pair: RunPair) -> None:
     report.text(reduction.conditions[0])
     run_pair.add_origins(report, pair)
     report.text(f"A step under the profiler: self time in ms, and {reduction.counted}.")
-    heads = [f"{name} {what}" for what in ("ms", reduction.counted) for name in pair]
-    heads.insert(2, " / ".join(pair))
-    report.table(["span", *heads], rows)
+    times = [f"{name} ms" for name in pair]
+    counts = [f"{name} {reduction.counted}" for name in pair]
+    report.table(["span", *times, " / ".join(pair), *counts], rows)
     report.text(*reduction.notes)
