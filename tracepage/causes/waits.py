@@ -492,9 +492,9 @@ def _longest(
 
 
 def single_waits(gaps: pandas.DataFrame) -> Any:
-    """Rows of one cause by the wait that they belong to; each gap of launches is one."""
+    """Rows by the wait of one cause that they belong to; each gap of launches is one."""
     by_gap = gaps.cause.isin(("launches", "unknown"))
-    return gaps.groupby(gaps.culprit.where(~by_gap, gaps.gap))
+    return gaps.groupby([gaps.cause, gaps.culprit.where(~by_gap, gaps.gap)])
 
 
 def _verdict(

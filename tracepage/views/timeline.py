@@ -170,12 +170,9 @@ def _detail(name: str, span: str, phase: str, operator: str, shapes: str) -> tup
     return tuple(pair for pair in pairs if pair[1] not in ("", "[]"))
 
 
-def draw_calls(source: Source) -> dict[str, Any] | None:
-    """The launches of a profiler's table, by kind of work; None where it has no times of them."""
-    table = source.table
-    if table.start_ns.isna().any() or source.are_operators:
-        return None
-    calls: Iterable[Any] = table.itertuples()
+def draw_calls(source: Source) -> dict[str, Any]:
+    """The launches of a profiler's table, by kind of work."""
+    calls: Iterable[Any] = source.table.itertuples()
     bars = [
         Bar(
             "GPU",
