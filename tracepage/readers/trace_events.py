@@ -240,9 +240,9 @@ def kind(category: str) -> str:
 
 
 @functools.cache
-def _is_stream(argument: str) -> bool:
-    """Whether it names the stream of a launch or of work; a queue of an XPU is one."""
-    return bool(STREAM.fullmatch(argument))
+def _stream_key(arguments: tuple[str, ...]) -> str | None:
+    """The argument that names the stream of a launch or of work; a queue of an XPU is one."""
+    return next(filter(STREAM.fullmatch, arguments), None)
 
 
 def nanoseconds(us: Any) -> int:
@@ -416,7 +416,7 @@ def _event(record: dict[str, Any], shared: dict[Any, Any]) -> Event | None:
             event.types = shared.setdefault(types, types)
     else:
         event.correlation = arguments.get("correlation")
-        event.stream = next((arguments[key] for key in arguments if _is_stream(key)), None)
+        event.stream = arguments.get(_stream_key(tuple(arguments)))
         task = arguments.get(TASK)
         if task and event_kind == "uncategorized":
             event.kind = "unknown" if WAITING_TASK.search(str(task)) else "kernel"
