@@ -32,10 +32,10 @@ compare: $(STAMP) ## measure all versions and peers at PRESET, tiny, into compar
 		--batch-sizes preset --seq-lengths preset --output-dir "comparison/$$PRESET" "$$@"
 
 test: $(STAMP) ## run the tests (15 min on two cores)
-	.venv/bin/python -m pytest -n 2
+	.venv/bin/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(STAMP) ## run the tests that take minutes each
-	.venv/bin/python -m pytest -m slow -n 2
+	.venv/bin/python -m pytest -m slow -n 2 --dist worksteal
 
 docs: $(STAMP) ## rewrite the tables of the documents from results/ (seconds)
 	.venv/bin/python -m documents

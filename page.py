@@ -8,7 +8,7 @@ python page.py trace.json --output report.md
 from tracepage.command_line import require
 
 require(
-    ("ijson", "jinja2", "matplotlib", "pandas", "pydantic"),
+    ("jinja2", "matplotlib", "pandas", "pydantic"),
     "run `make setup`, or `pip install .`, in this folder",
 )
 

@@ -16,7 +16,7 @@ from typing import NoReturn
 from common import ROOT
 from tracepage.command_line import exit_code, parse, parse_known, require  # noqa: F401
 
-PACKAGES = "ijson jinja2 matplotlib numpy pandas pydantic safetensors tokenizers torch yaml"
+PACKAGES = "jinja2 matplotlib numpy pandas pydantic safetensors tokenizers torch yaml"
 require(PACKAGES.split(), f"run `make setup` in {ROOT}, then `source {ROOT}/.venv/bin/activate`")
 
 from common import ranks

@@ -190,16 +190,16 @@ def resolve(preset: str = "tiny", file: Path | None = None, **overrides: dict[st
         raise UsageError(source + described(error)) from error
     length = config.training.sequence_length
     longest = config.model.max_sequence_length
-    if length > longest and "max_sequence_length" in sections["model"]:
+    if length <= longest:
+        return config
+    if "max_sequence_length" in sections["model"]:
         raise UsageError(
             f"sequence length {length} is above the config's max_sequence_length {longest}: "
             "lower --seq-len"
         )
-    if length > longest:
-        # The rotary tables grow with the run: no parameter depends on their length.
-        model = config.model.model_copy(update={"max_sequence_length": length})
-        config = config.model_copy(update={"model": model})
-    return config
+    # The rotary tables grow with the run: no parameter depends on their length.
+    sections["model"]["max_sequence_length"] = length
+    return Config.model_validate(sections)
 
 
 def described(error: ValidationError) -> str:

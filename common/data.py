@@ -21,8 +21,8 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from common.device import is_gpu
 from common.ranks import Ranks
@@ -47,8 +47,7 @@ DAY = 86400  # seconds
 CUT = re.compile(r"\S(?=[ \t\n\u00a0])")
 
 
-@dataclass(frozen=True)
-class Dataset:
+class Dataset(NamedTuple):
     """One stream of token ids."""
 
     name: str  # `stdlib`, `synthetic`, or the file's path
@@ -146,10 +145,9 @@ def split(dataset: Dataset) -> tuple[Dataset, Dataset]:
     """The data to train on, and the last twentieth of its tokens, which are held out."""
     start = len(dataset.tokens) - len(dataset.tokens) // HELD_OUT
     training = dataset.tokens[:start]
-    held_out = replace(dataset, name=f"{dataset.name} (held out)", tokens=dataset.tokens[start:])
-    return replace(
-        dataset, tokens=training, sha256=hashlib.sha256(training.data).hexdigest()
-    ), held_out
+    held_out = dataset._replace(name=f"{dataset.name} (held out)", tokens=dataset.tokens[start:])
+    digest = hashlib.sha256(training.data).hexdigest()
+    return dataset._replace(tokens=training, sha256=digest), held_out
 
 
 class Batches:

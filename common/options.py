@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from common import config as configs
 from common import ranks
-from common.config import PRESETS, ModelConfig
+from common.config import PRESETS, ModelConfig, TrainingConfig
 from tracepage.errors import UsageError
 
 Kind = TypeVar("Kind", bound="Options")
@@ -142,16 +142,30 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.yaml",
         help="its sections `model:` and `training:` override the preset",
     )
-    add("--hidden-dim", type=positive, metavar="D", help="hidden size")
+    # `dest` is the name in a configuration file.
+    add("--hidden-dim", dest="hidden_size", type=positive, metavar="D", help="hidden size")
     add("--num-layers", type=positive, metavar="L", help="num layers")
-    add("--num-heads", type=positive, metavar="H", help="num attention heads")
+    add(
+        "--num-heads",
+        dest="num_attention_heads",
+        type=positive,
+        metavar="H",
+        help="num attention heads",
+    )
     add(
         "--num-kv-heads",
+        dest="num_key_value_heads",
         type=positive,
         metavar="K",
         help="key/value heads; fewer than H: grouped-query attention (default: H)",
     )
-    add("--intermediate-dim", type=positive, metavar="F", help="intermediate size")
+    add(
+        "--intermediate-dim",
+        dest="intermediate_size",
+        type=positive,
+        metavar="F",
+        help="intermediate size",
+    )
     add("--vocab-size", type=positive, metavar="V", help="vocab size")
 
 
@@ -456,24 +470,12 @@ def resolve(
     contradicts another.
     """
     values: dict[str, Any] = vars(run_flags().parse_args([])) | vars(arguments)
+    values["sequence_length"] = values["seq_len"]
     config = configs.resolve(
         values["preset"],
         values["config"],
-        model={
-            "hidden_size": values["hidden_dim"],
-            "num_layers": values["num_layers"],
-            "num_attention_heads": values["num_heads"],
-            "num_key_value_heads": values["num_kv_heads"],
-            "intermediate_size": values["intermediate_dim"],
-            "vocab_size": values["vocab_size"],
-        },
-        training={
-            "batch_size": values["batch_size"],
-            "sequence_length": values["seq_len"],
-            "num_steps": values["num_steps"],
-            "learning_rate": values["learning_rate"],
-            "seed": values["seed"],
-        },
+        model={name: values.get(name) for name in ModelConfig.model_fields},
+        training={name: values[name] for name in TrainingConfig.model_fields},
     )
     values |= config.training.model_dump()
     values |= {"model": config.model, "seq_len": config.training.sequence_length}

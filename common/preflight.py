@@ -13,8 +13,8 @@ import platform
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from common import ROOT, cli, data
 from common import device as devices
@@ -32,8 +32,7 @@ TOOLS = ("rocprofv3", "rocprof-sys-run", "rocprof-compute", "amd-smi", "nsys", "
 NEEDED = ("torch", "training", "text")  # without which no version runs
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """One fact about the machine: what is there, and whether that is enough."""
 
     name: str
@@ -159,7 +158,7 @@ def main() -> int:
     for check in checks(devices.select("auto")):
         print(check.line(), flush=True)
         ready = ready and (check.ok or check.name not in NEEDED)
-        rows.append(asdict(check))
+        rows.append(check._asdict())
     if path:
         write_json(path, {"schema": SCHEMA, "environment": devices.environment(), "checks": rows})
     if ready:

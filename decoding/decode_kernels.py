@@ -17,6 +17,7 @@ from tracepage.errors import UsageError
 from version3_triton import kernels
 from version3_triton.kernels.dependent_launch import dependent
 from version3_triton.kernels.launch_sizes import ceil_div
+from version3_triton.kernels.memory import read
 
 import torch
 import triton
@@ -75,12 +76,10 @@ def _product(
         more = valid & (after + column < size)[None, :]
         next_weight = tl.load(place + after, mask=more, other=0.0)  # while this one is used
         next_up = tl.load(second + after, mask=more, other=0.0) if GATED else next_weight
-        x = tl.load(x_ptr + start + column, mask=start + column < size, other=0.0).to(tl.float32)
+        x = read(x_ptr + start + column, start + column < size)
         if NORM:
             squares += x * x
-            x *= tl.load(norm_ptr + start + column, mask=start + column < size, other=0.0).to(
-                tl.float32
-            )
+            x *= read(norm_ptr + start + column, start + column < size)
         total += weight.to(tl.float32) * x[None, :]
         if GATED:
             up_total += up.to(tl.float32) * x[None, :]
@@ -91,8 +90,8 @@ def _product(
     if GATED:
         y = y * tl.sigmoid(y) * (tl.sum(up_total, axis=1) * scale)
     if ADD:
-        y += tl.load(y_ptr + row, mask=row < rows, other=0.0).to(tl.float32)
-    tl.store(y_ptr + row, y.to(y_ptr.dtype.element_ty), mask=row < rows)
+        y += read(y_ptr + row, row < rows)
+    tl.store(y_ptr + row, y, mask=row < rows)
 
 
 @triton.jit
@@ -175,7 +174,7 @@ def _combine(
         part_ptr + part[:, None] * DIM + column[None, :], mask=valid[:, None], other=0.0
     )
     out = tl.sum(factor[:, None] * parts, axis=0) / total
-    tl.store(out_ptr + tl.program_id(0) * DIM + column, out.to(out_ptr.dtype.element_ty))
+    tl.store(out_ptr + tl.program_id(0) * DIM + column, out)
 
 
 def product(

@@ -275,7 +275,7 @@ def roofline(path: Path) -> Picture:
     device = run_facts.device(run)
     points = {}
     for row in sorted(bandwidth.from_profile(profile)[0], key=lambda row: -row.seconds)[:24]:
-        if row.flops:
+        if row.flops and row.bytes:
             point = row.flops / row.bytes, row.flops / row.seconds / 1e12
             points[row.name.removeprefix("aten::")] = point
     figure, roof = _under_the_roof(path, device, compute, points)
@@ -322,7 +322,7 @@ def _under_the_roof(
     """
     known = peaks.datasheet(device)
     if not known:
-        raise UsageError(f"{path}: the data sheet of {device} is not in tracepage/cost/peaks.py")
+        raise UsageError(f"{path}: the data sheet of {device} is not in tracepage/cost/peaks.csv")
     peak = known[compute] / 1e12
     rate = known["bandwidth"] / 1e12
     ridge = peak / rate

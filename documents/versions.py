@@ -239,10 +239,9 @@ def _limits(case: Case, model: str, traces: Path, launched: bool) -> list[float 
     step = median(case.times(model))
     if not launched:
         return [kernels, None, step, None]
-    captured_times = case.times(model + CAPTURED)
-    if not captured_times:
+    if not case.times(model + CAPTURED):
         return [kernels, step, None, None]
-    captured = median(captured_times)
+    captured = median(case.times(model + CAPTURED))
     return [kernels, step, captured, max(0.0, 100 * (1 - captured / step))]
 
 

@@ -105,18 +105,22 @@ def measure(version: ModuleType, options: Options, every: bool, rounds: int, pat
         # One function is compiled once for each combination.
         torch._dynamo.config.recompile_limit = 64
     settings = combinations(every, not left_out)
-    rows: list[dict[str, Any]] = []
-    trains = []
+    turn: list[tuple[dict[str, Any], Callable[[], Tensor], list[float]]] = []
     with explained(options):
         with progress(f"building {len(settings)} combinations"):
             # The first is built twice: what is set up once for all must not count for it.
             build(version, options, settings[0], precision, batch)
             for fusions in settings:
                 train, peak = build(version, options, fusions, precision, batch)
-                trains.append(train)
-                row: dict[str, Any] = {"fusions": dict(zip(FUSIONS, fusions, strict=True))}
-                row |= {"flags": flags_for(fusions), "peak_mib": peak, "round_ms": []}
-                rows.append(row | {"launches_per_step": None, "loss": None})
+                row: dict[str, Any] = {
+                    "fusions": dict(zip(FUSIONS, fusions, strict=True)),
+                    "flags": flags_for(fusions),
+                    "peak_mib": peak,
+                    "round_ms": [],
+                    "launches_per_step": None,
+                    "loss": None,
+                }
+                turn.append((row, train, []))
         measured = record.header(
             files.schema_of(Ablation),
             device,
@@ -136,35 +140,31 @@ def measure(version: ModuleType, options: Options, every: bool, rounds: int, pat
             "left_out": left_out,
             "counted": "kernels" if devices.is_gpu(device) else "operators",
             "notes": [ENDED_EARLY],
-            "combinations": rows,
+            "combinations": [row for row, _, _ in turn],
         }
-        times: list[list[float]] = [[] for _ in rows]  # ms of the timed steps
         with cli.signals_deferred() as received:
             while measured["rounds"] < rounds and not received:
                 start = time.perf_counter()
                 measured["rounds"] += 1
-                turn = list(zip(rows, trains, times, strict=True))
-                if measured["rounds"] % 2 == 0:
-                    turn.reverse()
                 for row, train, all_ms in turn:
                     ms = benchmark(train, device, warmup=1, iterations=STEPS)
                     all_ms += ms
                     row["round_ms"].append(summarize(ms)["median"])
                     row["step_ms"] = summarize(all_ms)
                     row["steps"] = WARMUP + measured["rounds"] * (1 + STEPS)
+                turn.reverse()
                 files.write_measurement(path, measured, "--output-dir")
                 seconds = time.perf_counter() - start
                 print(
-                    f"round {measured['rounds']} of {rounds}: {len(rows)} combinations in "
+                    f"round {measured['rounds']} of {rounds}: {len(turn)} combinations in "
                     f"{seconds:.1f} s",
                     flush=True,
                 )
-        for row, train in zip(rows, trains, strict=True):
-            row["loss"] = train().item()
-            row["steps"] += 1
         notes: list[str] = []
         with progress("counting the launches of each combination"):
-            for row, train in zip(rows, trains, strict=True):
+            for row, train, _ in turn:
+                row["loss"] = train().item()
+                row["steps"] += 1
                 counted = count(train)
                 row["launches_per_step"] = launches_per_step(counted)
                 notes += counted.notes

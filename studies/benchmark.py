@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from common import cli, nvml, weights
 from common import device as devices
@@ -40,6 +40,7 @@ from tracepage.records.study_files import METRICS, Benchmark
 from tracepage.terminal import format_time, progress
 from tracepage.views.benchmark_suite import place, reason
 
+import pandas
 import torch
 
 WARMUP = 4  # training steps before the timed ones, at least
@@ -251,7 +252,7 @@ def speed(model: Model, options: Options, timing: Timing) -> Timed:
     joules = nvml.joules() if timing.energy else 0.0
     with nvml.sampled(device) as state:
         times = benchmark(step, device, 0, timing.steps, timing.timed_seconds)
-    result: dict[str, Any] = {"step_ms": summarize(times), **state}
+    result: Any = {"step_ms": summarize(times), **state}
     if timing.energy:
         result["joules"] = (nvml.joules() - joules) / len(times)
     result |= devices.peak_memory(device, prepared.graph_peak_bytes)
@@ -262,7 +263,7 @@ def speed(model: Model, options: Options, timing: Timing) -> Timed:
     if timing.trace_dir:
         path = trace_path(timing.trace_dir, model, options)
         profiler.trace(step, path, TRACED, shapes=False)
-    return cast(Timed, result)
+    return result
 
 
 def trace_path(folder: Path, model: Model, options: Options) -> Path:
@@ -280,15 +281,11 @@ def errors(model: Model, baseline: Model, options: Options, repeats: int) -> dic
     for seed in range(options.seed, options.seed + repeats):
         seeded = replace(options, seed=seed)
         by_seed.append(accuracy.errors_against_float64(*versions, seeded, model.flags))
-    largest = dict(by_seed[0])
-    for by_tensor in by_seed:
-        for name, value in by_tensor.items():
-            largest[name] = max(largest[name], value)
-    gradients = [name for name in largest if name.startswith(accuracy.GRADIENT)]
-    worst = max(gradients, key=largest.__getitem__)
+    table = pandas.DataFrame(by_seed)
+    gradients = table.filter(regex=f"^{accuracy.GRADIENT}").max()
     return {
-        "logits_error": largest["logits"],
-        "gradient_error": largest[worst],
-        "gradient": worst.removeprefix(accuracy.GRADIENT),
-        "gradients_together": [by_tensor[accuracy.TOGETHER] for by_tensor in by_seed],
+        "logits_error": table["logits"].max(),
+        "gradient_error": gradients.max(),
+        "gradient": str(gradients.idxmax()).removeprefix(accuracy.GRADIENT),
+        "gradients_together": table[accuracy.TOGETHER].tolist(),
     }

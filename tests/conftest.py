@@ -14,6 +14,7 @@ from types import ModuleType
 
 from common import data, ranks
 from common.options import RunOptions
+from tests import processes
 from tracepage import terminal
 
 import numpy
@@ -124,10 +125,27 @@ def finished(
         text=True,
         timeout=seconds,
     )
+    return with_code(done, check)
+
+
+def with_code(done: subprocess.CompletedProcess, check: int | None) -> subprocess.CompletedProcess:
     assert check in (None, done.returncode), (
         f"exit code {done.returncode}, not {check}\n{done.stdout}\n{done.stderr}"
     )
     return done
+
+
+def python(
+    arguments: Sequence[object],
+    folder: Path,
+    environment: dict[str, str],
+    check: int | None = 0,
+    seconds: float = 900,
+) -> subprocess.CompletedProcess:
+    """As `finished`, for a script or a module that may begin with PyTorch imported."""
+    if not processes.AVAILABLE or arguments[0] == "-c":
+        return finished([sys.executable, *arguments], folder, environment, check, seconds)
+    return with_code(processes.run(arguments, folder, environment, seconds), check)
 
 
 @pytest.fixture
@@ -141,12 +159,12 @@ def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
     def run(
         *arguments: object, check: int = 0, seconds: float = 900, **variables: str
     ) -> subprocess.CompletedProcess:
-        variables = {"PYTHONPATH": PATHS} | (
-            variables or {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        )
-        return finished(
-            [sys.executable, *arguments], tmp_path, os.environ | variables, check, seconds
-        )
+        plain = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"PYTHONPATH": PATHS} | (variables or plain)
+        if variables:
+            command = [sys.executable, *arguments]
+            return finished(command, tmp_path, environment, check, seconds)
+        return python(arguments, tmp_path, environment, check, seconds)
 
     return run
 

@@ -10,12 +10,11 @@ import json
 import os
 import re
 import runpy
-import sys
 import xml.etree.ElementTree
 from pathlib import Path
 
 from tests import records
-from tests.conftest import PATHS, ROOT, V1, finished, runs_kernels
+from tests.conftest import PATHS, ROOT, V1, python, runs_kernels
 from tracepage.causes import waits
 from tracepage.errors import UsageError
 from tracepage.files import write_json
@@ -58,7 +57,6 @@ def run_tests(folder: Path, which: str, results: Path) -> tuple[int, list[tuple[
     """
     tests = "tests/" if folder == LAB else "test_exercises.py"
     command = [
-        sys.executable,
         "-m",
         "pytest",
         tests,
@@ -76,7 +74,7 @@ def run_tests(folder: Path, which: str, results: Path) -> tuple[int, list[tuple[
     }
     if folder == LAB:
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    done = finished(command, folder, environment, check=None)
+    done = python(command, folder, environment, check=None)
     print(done.stdout)
     cases = list(xml.etree.ElementTree.parse(results).iter("testcase"))
     assert not any(case.find("error") is not None for case in cases)

@@ -7,6 +7,7 @@ is a Literal that names it.
 
 import codecs
 import functools
+import gc
 import gzip
 import io
 import json
@@ -160,6 +161,17 @@ def opened(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
         raise UsageError(f"{path} is a damaged gzip file (cut off?): {error}") from error
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def many_objects() -> Iterator[None]:
+    """Millions of new containers would be searched for circles again and again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def read_text(path: Path) -> str:

@@ -40,10 +40,7 @@ def main() -> int:
                 f"--metrics-out {baseline}` and `python tiny_llama_v2.py --metrics-out {current}`"
             )
     verdict = performance_regression.render_regression(
-        options.baseline_results,
-        options.current_results,
-        options.min_speedup,
-        options.loss_tolerance,
+        baseline, current, options.min_speedup, options.loss_tolerance
     )
     print(verdict.report.terminal())
     return 1 if verdict.failures else 0

@@ -114,9 +114,9 @@ def time_case(
     rows = {}
     for name in steps:
         rows[name] = {"host_ms": None, "gpu_ms": None, "peak_mib": peaks[name]}
-        rows[name] |= {
-            key: summarize(values[name]) for key, values in times.items() if name in values
-        }
+        for key, values in times.items():
+            if name in values:
+                rows[name][key] = summarize(values[name])
     return rows
 
 
@@ -185,14 +185,13 @@ def scaled(config: ModelConfig, hidden: int) -> ModelConfig:
         raise UsageError(
             f"--sizes: the model's heads need a hidden size in steps of {step}, not {hidden}"
         )
-    heads = hidden // config.head_dim
-    ffn = config.intermediate_size * hidden // config.hidden_size
     sizes = {
         "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads // groups,
+        "num_attention_heads": hidden // config.head_dim,
+        "num_key_value_heads": hidden // step,
+        "intermediate_size": config.intermediate_size * hidden // config.hidden_size,
     }
-    return config.model_copy(update=sizes | {"intermediate_size": ffn})
+    return config.model_copy(update=sizes)
 
 
 def shapes(options: BenchmarkOptions | RunOptions, sizes: Sequence[tuple[int, int]]) -> list[Shape]:

@@ -40,24 +40,23 @@ def measure(device: torch.device, precision: Precision) -> Ceilings:
     fp32 = precision.name == "fp32"
 
     load = LOAD_SECONDS if on_gpu else 0.0
-    timed = TIMED_SECONDS if on_gpu else 0.0
 
-    def seconds(function: Callable[[], object], warmup: int, sustained: bool = True) -> float:
-        if load and sustained:
+    def seconds(function: Callable[[], object], warmup: int, load: float = 0.0) -> float:
+        if load:
             benchmark(function, device, warmup=warmup, iterations=1, seconds=load)
-        duration = timed if sustained else 0.0
-        times = benchmark(function, device, warmup=warmup, iterations=10, seconds=duration)
+        timed = TIMED_SECONDS if load else 0.0
+        times = benchmark(function, device, warmup=warmup, iterations=10, seconds=timed)
         return summarize(times)["median"] / 1e3
 
     size = 8192
     if not on_gpu:
         size = 1024 if fp32 else 512  # some CPUs emulate 16 bits
     a, b = (torch.randn(size, size, device=device, dtype=precision.dtype) for _ in range(2))
-    gemm = seconds(lambda: a @ b.T, warmup=3)
+    gemm = seconds(lambda: a @ b.T, 3, load)
 
     source = torch.randn(2**28 if on_gpu else 2**25, device=device)  # 1 GiB or 128 MiB
     target = torch.empty_like(source)
-    copy = seconds(lambda: target.copy_(source), warmup=2)
+    copy = seconds(lambda: target.copy_(source), 2, load)
 
     one = torch.ones(1, device=device)
     repeats = 200
@@ -66,7 +65,7 @@ def measure(device: torch.device, precision: Precision) -> Ceilings:
         for _ in range(repeats):
             one.add(one)
 
-    small = seconds(many_small, warmup=2, sustained=False)
+    small = seconds(many_small, 2)
     rounded = on_gpu and fp32 and torch.backends.cuda.matmul.allow_tf32
     return {
         "flops_per_second": 2 * size**3 / gemm,

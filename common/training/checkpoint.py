@@ -36,12 +36,12 @@ from tracepage.files import PositiveAmount, writable_folder, write_json
 
 import torch
 from pydantic import NonNegativeInt, PositiveInt
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 KEPT = 2  # newest checkpoints
 NAME = "step-" + 8 * "[0-9]"  # of a checkpoint's folder
@@ -112,8 +112,7 @@ class Position(TypedDict):
     step: PositiveInt  # the last one that was finished
     inputs: dict[str, Any]  # what the losses depend on; a run that goes on has the same
     scaler: Scaler  # of float16's loss
-    # CRC-32 of each file by its name, of position.json without this key; not in older checkpoints.
-    sums: NotRequired[dict[str, int]]
+    sums: dict[str, int]  # CRC-32 of each file by its name, of position.json without this key
 
 
 def inputs(options: RunOptions, precision: Precision, dataset: Dataset) -> dict[str, Any]:
@@ -147,31 +146,21 @@ def _file_sum(path: Path) -> int:
     return total
 
 
-def _position_sum(position: Position) -> int:
-    content = {key: value for key, value in position.items() if key != "sums"}
-    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
-
-
 def _sums(folder: Path, position: Position) -> dict[str, int]:
-    files = {path.name: _file_sum(path) for path in sorted(folder.glob("*.safetensors"))}
-    return files | {POSITION: _position_sum(position)}
+    sums = {path.name: _file_sum(path) for path in folder.glob("*.safetensors")}
+    content = {key: value for key, value in position.items() if key != "sums"}
+    return sums | {POSITION: zlib.crc32(json.dumps(content, sort_keys=True).encode())}
 
 
 def check(source: Path) -> UsageError | RunError | None:
-    """Why a run cannot go on from a checkpoint; None if it holds what was written.
-
-    Of an older one, without sums, only the sizes and headers of its files can be checked.
-    """
+    """Why a run cannot go on from a checkpoint; None if it holds what was written."""
     try:
         position = files.read(source / POSITION, Position)
         with _failure_explained(f"cannot read {source}"):
-            for path in sorted(source.glob("*.safetensors")):
-                with safe_open(path, "pt"):
-                    pass
             sums = _sums(source, position)
     except (UsageError, RunError) as error:
         return error
-    if sums != position.get("sums", sums):
+    if sums != position["sums"]:
         return RunError(f"cannot read {source}: its content is not what was written")
     return None
 
@@ -290,6 +279,7 @@ class Checkpoints:
                     "step": finished,
                     "inputs": self.inputs,
                     "scaler": cast(Scaler, self.precision.scaler.state_dict()),
+                    "sums": {},
                 }
                 position["sums"] = _sums(building, position)
                 write_json(building / POSITION, position)

@@ -22,7 +22,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 from common.config import ModelConfig
 from common.training import distributed
@@ -30,7 +30,7 @@ from tracepage import files
 from tracepage.cost import flops
 from tracepage.records import step_profile
 from tracepage.records.run_record import TimedRun
-from tracepage.records.study_files import CountedWork, FlopCounts
+from tracepage.records.study_files import FlopCounts
 from tracepage.views import flop_counts, roofline
 
 import torch
@@ -149,10 +149,8 @@ def write(folder: Path, counted: dict[str, dict[str, int]], run: TimedRun) -> li
         row = {"counter": counter, "forward": forward, "backward": backward}
         counts.append(row | {"step": forward + backward})
     parts = {"causal": flops.forward(*shape), "full": flops.forward(*shape, causal=False)}
-    profile = cast(
-        FlopCounts,
-        {"schema": files.schema_of(FlopCounts), "counts": counts, "parts": parts, "run": run},
-    )
+    schema = files.schema_of(FlopCounts)
+    profile: Any = {"schema": schema, "counts": counts, "parts": parts, "run": run}
     result = flop_counts.render_flop_counts(profile)
     result.json("flops_profile", profile)
     return result.write(folder, "flops", ("json", "csv"), "--flops-dir")
@@ -164,5 +162,5 @@ def add_work(path: Path, profile: Path) -> None:
     """
     content = step_profile.read(profile)
     if not content["attention_only"]:
-        work = [cast(CountedWork, point._asdict()) for point in roofline.from_profile(content)]
-        files.write_json(path, flop_counts.read_counts(path) | {"work": work})
+        work = [point._asdict() for point in roofline.from_profile(content)]
+        files.write_json(path, {**flop_counts.read_counts(path), "work": work})

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 from common import device as devices
 from common import ranks, schedule
@@ -16,10 +16,11 @@ from common.data import Dataset
 from common.options import Options, RunOptions
 from common.precision import Precision
 from common.timing import summarize
-from tracepage.cost import flops, peaks
+from tracepage.cost import flops
 from tracepage.records import run_record
-from tracepage.records.fields import Ceilings, Summary
+from tracepage.records.fields import Ceilings
 from tracepage.records.run_record import RunRecord, TimedRun
+from tracepage.show import run_facts
 
 import torch
 from torch import nn
@@ -113,66 +114,54 @@ def build(
         options.model,
         options.deterministic,
     )
-    facts = cast(
-        run_record.AnyRun,
-        first
-        | {
-            "status": status,
-            "version": options.name,
-            "training": {
-                "preset": options.preset,
-                "batch_size": options.batch_size,
-                "sequence_length": options.seq_len,
-                "num_steps": options.num_steps,
-                "first_step": first_step,
-                "warmup_steps": options.warmup_steps,
-                "learning_rate": options.learning_rate,
-                "lr_schedule": schedule.described(options),
-                "seed": options.seed,
-                "world_size": world_size,
-                "parallel": options.parallel,
-            },
-            "settings": settings(model, options),
-            "data": dataset.describe(),
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "flops_per_step": counted,
-            "ceilings": ceilings,
-            "memory": memory,
+    run: Any = first | {
+        "status": status,
+        "version": options.name,
+        "training": {
+            "preset": options.preset,
+            "batch_size": options.batch_size,
+            "sequence_length": options.seq_len,
+            "num_steps": options.num_steps,
+            "first_step": first_step,
+            "warmup_steps": options.warmup_steps,
+            "learning_rate": options.learning_rate,
+            "lr_schedule": schedule.described(options),
+            "seed": options.seed,
+            "world_size": world_size,
+            "parallel": options.parallel,
         },
-    )
-    loss: run_record.Losses = {"uniform": math.log(options.model.vocab_size), "all": losses}
+        "settings": settings(model, options),
+        "data": dataset.describe(),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "flops_per_step": counted,
+        "ceilings": ceilings,
+        "memory": memory,
+        "loss": {"uniform": math.log(options.model.vocab_size), "all": losses},
+        "step_ms": {"all": step_ms, "profiled": profiled},
+    }
     if own_losses:
-        loss["own"] = own_losses
+        run["loss"]["own"] = own_losses
     if not step_ms:
-        none: run_record.Steps = {"all": [], "profiled": profiled}
-        return cast(RunRecord, {**facts, "loss": loss, "step_ms": none})
-    times = cast(Summary, summarize(step_ms[: len(step_ms) - profiled] or step_ms))
+        return run
+    times = summarize(step_ms[: len(step_ms) - profiled] or step_ms)
+    run["step_ms"] |= times
     seconds = times["median"] / 1e3
-    device = facts["device"]
-    peak = peaks.flops_per_second(
-        device["name"], precision.name, options.allow_tf32, device.get("multiprocessors")
-    )
+    peak = run_facts.peak_flops(run)
     rate = counted["total"] / seconds
-    in_fp8 = facts.get("settings", {}).get("fp8")  # These products have another peak.
-    mfu = None
-    if peak and not in_fp8:
-        mfu = {
+    samples = world_size * options.batch_size / seconds
+    run |= {
+        "tokens_per_second": samples * options.seq_len,
+        "samples_per_second": samples,
+        "flops_per_second": rate,
+        "mfu": None,
+    }
+    if peak:
+        run["mfu"] = {
             "utilization": rate / peak,
             "peak_flops_per_second": peak,
             "peak_source": "data sheet",
         }
-    return cast(
-        TimedRun,
-        {
-            **facts,
-            "loss": loss,
-            "step_ms": {"all": step_ms, "profiled": profiled, **times},
-            "tokens_per_second": world_size * options.batch_size * options.seq_len / seconds,
-            "samples_per_second": world_size * options.batch_size / seconds,
-            "flops_per_second": rate,
-            "mfu": mfu,
-        },
-    )
+    return run
 
 
 def print_setup(device: torch.device, dataset: Dataset) -> None:

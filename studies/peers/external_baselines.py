@@ -30,8 +30,8 @@ autocast and, but for captured-bf16, PyTorch's fused AdamW, the default of trans
 """
 
 import importlib.util
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from common import device as devices
 from common import weights
@@ -93,12 +93,11 @@ def rename_on_load(module: nn.Module, state_dict: dict[str, Tensor], prefix: str
         state_dict[f"{prefix}llama.{inner}"] = state_dict.pop(name)
 
 
-@dataclass(frozen=True)
-class Peer:
+class Peer(NamedTuple):
     """An external baseline; it has what the module of a version has."""
 
     name: str
-    packages: dict[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = {}
     compiled: bool = False
     liger: bool = False
     # as in a version: the model of `captured_peer`, whose step is captured unless asked otherwise

@@ -54,15 +54,10 @@ def find(root: Path = ROOT) -> dict[str, Model]:
         name = record.name(version)
         switches = getattr(version, "SWITCHES", {})
         variants = [Model(name, path)]
-        if "torch-compile" in switches:
-            variants.append(Model(name + COMPILED, path, ("--enable-torch-compile",)))
-        if "fp8" in switches:
-            variants.append(Model(name + FP8, path, ("--enable-fp8",)))
         for switch, on in switches.items():
-            if on:
-                variants.append(Model(name + WITHOUT + switch, path, (f"--disable-{switch}",)))
-            elif switch not in ("torch-compile", "fp8"):
-                variants.append(Model(f"{name}-{switch}", path, (f"--enable-{switch}",)))
+            turned = "disable" if on else "enable"
+            ending = WITHOUT + switch if on else "-" + switch.removeprefix("torch-")
+            variants.append(Model(name + ending, path, (f"--{turned}-{switch}",)))
         models += variants
         if not getattr(version, "CAPTURED", False):
             eager += variants

@@ -53,11 +53,11 @@ def kept(model: nn.Module) -> int:
 @pytest.mark.parametrize("version, switches", CASES)
 def test_loss_and_gradients_keep_their_bits(version, switches, kind):
     """Also of Version 3 with a kernel switched off, although no switch stands in the backward pass."""
-    for dtype, amp in (
+    for dtype, amp in {
         (torch.float32, False),
         (torch.float64, False),
         (torch.float32, version is not tiny_llama_v3),
-    ):
+    }:
         expected = trained(models.build(version, *switches, dtype=dtype), amp)
         model = models.build(version, *switches, dtype=dtype)
         names = [*model.state_dict()]

@@ -71,7 +71,8 @@ def logits_of(made: generate.Decoder, steps: int) -> torch.Tensor:
 def test_a_cache_changes_neither_logits_nor_tokens(operations, dtype, config):
     """Against Version 1's whole forward pass over the text that was written."""
     made = decoder(operations, dtype, config)
-    got, text = logits_of(made, 18), made.ids[:24]
+    steps = 9 if operations == "fused" else 18  # The interpreter is slow.
+    got, text = logits_of(made, steps), made.ids[: len(PROMPT) + 1 + steps]
     whole = tiny_llama_v1.TinyLlama(generate.ModelConfig(**made.config.model_dump())).to(
         DEVICE, dtype
     )
@@ -275,28 +276,28 @@ DAMAGES = {
     "a list": (lambda folder: (folder / "config.json").write_text("[]"), "it holds no keys"),
     "other sizes": (
         lambda folder: changed_config(folder, intermediate_size=64),
-        "its tensors have 25,120 elements, its config 28,192)",
+        "layers.0.mlp.down_proj.weight is [32, 48], not [32, 64])",
     ),
     "an untied head": (
         changed_tensors(lambda tensors: tensors.update({HEAD: torch.ones(300, 32)})),
         "lm_head.weight is not that of the embedding",
     ),
-    "a missing tensor": (changed_tensors(lambda tensors: tensors.pop(NORM)), "25,088 elements"),
+    "a missing tensor": (changed_tensors(lambda tensors: tensors.pop(NORM)), "norm.weight is absent"),
     "an extra tensor": (
         changed_tensors(lambda tensors: tensors.update(bias=torch.ones(8))),
-        "25,128 elements",
+        "bias is [8], not absent",
     ),
     "another name": (
         changed_tensors(lambda tensors: tensors.update({"model.end": tensors.pop(NORM)})),
-        "end is no part of it",
+        "end is [32], not absent",
     ),
     "another shape": (
         changed_tensors(lambda tensors: tensors.update({NORM: torch.ones(4, 8)})),
-        "norm.weight is torch.float32 [4, 8], not of numbers [32]",
+        "norm.weight is [4, 8], not [32]",
     ),
     "whole numbers": (
         changed_tensors(lambda tensors: tensors.update({NORM: tensors[NORM].long()})),
-        "norm.weight is torch.int64 [32], not",
+        "norm.weight is torch.int64, not [32]",
     ),
     "cut tensors": (
         lambda folder: os.truncate(folder / "model.safetensors", 5000),

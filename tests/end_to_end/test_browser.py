@@ -134,8 +134,15 @@ def test_a_link_to_a_wait_shows_it_in_the_timeline(opened, gpu_page):
 def test_lines_of_the_grid_lie_at_round_times(opened, gpu_page, width):
     page = opened(gpu_page, width)
     for _ in range(4):
-        delta = page.evaluate("charts[0].chart.timeGrid.delta")
+        delta, times = page.evaluate(
+            """() => {
+              const grid = charts[0].chart.timeGrid, times = [];
+              grid.forEachTime((place, time) => times.push(time));
+              return [grid.delta, times];
+            }"""
+        )
         assert round(delta / 10 ** math.floor(math.log10(delta) + 1e-9), 6) in (1, 2, 5)
+        assert times and all(abs(time / delta - round(time / delta)) < 1e-6 for time in times)
         page.locator("[data-do=in]").first.click()
         frame(page)
 

@@ -1,9 +1,8 @@
 """The commands of the profiling lab; tests/test_exercises.py runs its own tests."""
 
 import shutil
-import sys
 
-from tests.conftest import ROOT, V1, finished
+from tests.conftest import ROOT, V1, python
 from tracepage.files import read_json, write_json
 
 import pytest
@@ -132,7 +131,6 @@ def test_the_labs_tests_catch_a_clock_that_is_wrong(right, wrong, caught, tmp_pa
     assert clock.count(right) == 1
     (tmp_path / "lab/src/profiling.py").write_text(clock.replace(right, wrong))
     command = [
-        sys.executable,
         "-m",
         "pytest",
         "tests/",
@@ -142,5 +140,5 @@ def test_the_labs_tests_catch_a_clock_that_is_wrong(right, wrong, caught, tmp_pa
         "-p",
         "no:cacheprovider",
     ]
-    done = finished(command, tmp_path / "lab", {"PYTHONPATH": str(ROOT)}, check=1)
+    done = python(command, tmp_path / "lab", {"PYTHONPATH": str(ROOT)}, check=1)
     assert f"::test_benchmark_{caught}" in done.stdout

@@ -21,7 +21,7 @@ import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tracepage.cost import operators
 from tracepage.readers.trace import Trace
@@ -132,33 +132,27 @@ class Stacks:
 
     def __init__(self, frames: list[Event]) -> None:
         self.frames: dict[tuple, list[Event]] = defaultdict(list)
-        self.parents: dict[tuple, list[int]] = defaultdict(list)
-        self.starts: dict[tuple, list[int]] = defaultdict(list)
-        open_frames: dict[tuple, list[int]] = defaultdict(list)
         for frame in frames:
-            thread = frame.thread
-            stack = open_frames[thread]
-            while stack and self.frames[thread][stack[-1]].end <= frame.start:
-                stack.pop()
-            self.parents[thread].append(stack[-1] if stack else -1)
-            stack.append(len(self.frames[thread]))
-            self.frames[thread].append(frame)
-            self.starts[thread].append(frame.start)
+            before = self.frames[frame.thread]
+            outer = before[-1] if before else None
+            while outer and outer.end <= frame.start:
+                outer = outer.operator
+            frame.operator = outer
+            before.append(frame)
 
     def names(self, start: float, end: float, thread: tuple | None = None) -> list[str]:
         """Functions that ran for half of this time or more, the innermost first, in a thread or in
         the first that has some.
         """
         middle = (start + end) / 2
-        for candidate in [thread] if thread else self.frames:
-            frames = self.frames.get(candidate, [])
+        for frames in [self.frames.get(thread, [])] if thread else self.frames.values():
             names = []
-            place = bisect_right(self.starts.get(candidate, []), middle) - 1
-            while place >= 0:
-                frame = frames[place]
+            place = bisect_right(frames, middle, key=lambda frame: frame.start)
+            frame = frames[place - 1] if place else None
+            while frame:
                 if min(frame.end, end) - max(frame.start, start) >= (end - start) / 2:
                     names.append(frame.name)
-                place = self.parents[candidate][place]
+                frame = frame.operator
             if names:
                 return names
         return []
@@ -190,14 +184,14 @@ def host_time(trace: Trace, stacks: Stacks) -> HostTime:
     for row, event in enumerate(trace.host):
         if event.kind != "memory":
             by_thread[event.thread].append(row)
-    known = _known_calls(trace)
-    launched = trace.kernels[(trace.kernels.launch >= 0) & (trace.kernels.category == "kernel")]
-    launches = numpy.unique(launched.launch)
+    launches = numpy.unique(trace.kernels.launch[trace.kernels.category == "kernel"])
+    launches = launches[launches >= 0]
     if not len(launches):
         times = numpy.array([float("-inf")])
         return HostTime(Intervals(times, *numpy.array([[CODES["unknown"]], [-1], [-1]])), *events.T)
     threads = Counter(trace.host[row].thread for row in launches)
     number = {thread: place for place, (thread, _) in enumerate(threads.most_common(THREADS))}
+    known = _known_calls(trace)
     states = [_thread_intervals(trace.host, by_thread[thread], known, events) for thread in number]
     calls = [trace.host[row] for row in launches if trace.host[row].thread in number]
     ends = numpy.maximum.accumulate([call.end for call in calls])
@@ -216,15 +210,14 @@ def _known_calls(trace: Trace) -> dict[int, int]:
     for row in kernels[kernels.category == "kernel"].drop_duplicates("name").launch:
         if trace.host[row].duration >= LOAD_NS:
             known[row] = CODES["compilation"]
-    copies = kernels[kernels.category == "memcpy"]
-    columns = (copies.launch, copies.name, copies.start_ns, copies.duration_ns)
-    for row, name, start, duration in zip(*columns, strict=True):
-        call = trace.host[row]
-        cause = copy_cause(name)
-        at_once = "Pinned" in name and "Async" in call.name
-        if cause and not at_once and start + duration <= call.end + CLOCKS_NS:
-            long = duration >= call.duration / 2
-            known[row] = CODES[cause if long else "synchronization"]
+    copies: Iterable[Any] = kernels[kernels.category == "memcpy"].itertuples()
+    for copy in copies:
+        call = trace.host[copy.launch]
+        cause = copy_cause(copy.name)
+        at_once = "Pinned" in copy.name and "Async" in call.name
+        if cause and not at_once and copy.start_ns + copy.duration_ns <= call.end + CLOCKS_NS:
+            long = copy.duration_ns >= call.duration / 2
+            known[copy.launch] = CODES[cause if long else "synchronization"]
     return known
 
 
@@ -340,18 +333,17 @@ def _with_causes(host: Intervals, end: int) -> Intervals:
     part = _numbers(rest)
     whole = numpy.bincount(part, lengths)[part]
     in_operators = numpy.bincount(part, lengths * (host.codes == OPERATOR))[part]
-    working = numpy.where(
-        in_operators >= IN_OPERATORS * whole, CODES["cpu_operators"], CODES["host"]
-    )
-    codes[rest] = numpy.where(whole < longest, LAUNCHES, working)[rest]
+    codes[rest] = CODES["host"]
+    codes[rest & (in_operators >= IN_OPERATORS * whole)] = CODES["cpu_operators"]
+    codes[rest & (whole < longest)] = LAUNCHES
     return host._replace(codes=codes)
 
 
 def _with_lines(host: Intervals, stacks: Stacks) -> Intervals:
     """The same, where functions of Python tell more than that the host is in no operator."""
-    codes = host.codes.copy()
     if not stacks.frames:
         return host
+    codes = host.codes.copy()
     pieces = host.pieces()
     firsts = numpy.unique(pieces)
     ends = numpy.append(firsts[1:], len(pieces) - 1)

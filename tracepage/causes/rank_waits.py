@@ -70,8 +70,8 @@ class Job(NamedTuple):
     """All ranks on one clock.
 
     `collectives` has a row for each collective on each rank: KEY, rank, start_ns, end_ns, last (the
-    rank that arrived last), arrived_ns (when it did) and wait_ns. `waiting_ms` is the exposed part
-    of a mean step, by rank, and `clocks` what is added to a rank's times.
+    rank that arrived last), arrived_ns (when it did), wait_ns and transfer_ns. `waiting_ms` is the
+    exposed part of a mean step, by rank, and `clocks` what is added to a rank's times.
     """
 
     ranks: Mapping[int, RankSteps]
@@ -162,12 +162,12 @@ def compare(ranks: Mapping[int, RankSteps], notes: Sequence[str] = ()) -> Job:
     """`notes` are those on the files. UsageError: the traces are not of one job: they share no
     collectives, or were recorded at different times.
     """
-    origins = [rank.origin for rank in ranks.values()]
     earliest, *_, latest = sorted(ranks.values(), key=lambda rank: rank.origin)
-    if max(origins) - min(origins) > SAME_START_NS:
+    apart_ns = latest.origin - earliest.origin
+    if apart_ns > SAME_START_NS:
         raise UsageError(
             f"{earliest.path} and {latest.path} are of two jobs: they were recorded "
-            f"{(latest.origin - earliest.origin) / 1e9:,.0f} s apart"
+            f"{apart_ns / 1e9:,.0f} s apart"
         )
     tables = [rank.collectives.assign(rank=number) for number, rank in ranks.items()]
     table = pandas.concat(tables, ignore_index=True)
@@ -179,6 +179,7 @@ def compare(ranks: Mapping[int, RankSteps], notes: Sequence[str] = ()) -> Job:
     table["last"] = table["rank"][calls.start_ns.transform("idxmax")].to_numpy()
     arrived = table[["arrived_ns", "end_ns"]].min(axis=1)
     table["wait_ns"] = (arrived - table.start_ns).clip(lower=0)
+    table["transfer_ns"] = table.end_ns - table.start_ns - table.wait_ns
     waiting_ms = {}
     for number, rank in ranks.items():
         calls_of_rank = table[table["rank"] == number]
@@ -252,52 +253,59 @@ def verdict(job: Job) -> Verdict:
     late_ms = waiting_ms - job.waiting_ms[slow]
     transfer_ms = sum(map(job.transfer_ms, job.ranks)) / count
     lost_ms = sum(job.waiting_ms.values()) / count
-    whole = f"a step of {step_ms:.3g} ms"
-    if late_ms >= max(LEAST * step_ms, transfer_ms):
-        sentence = (
-            f"Rank {slow} is slow: the others wait for it {late_ms:.3g} ms of {whole} "
-            f"({share(late_ms / step_ms)}). {_more_of(job, slow, others)}"
-        )
-        return _verdict("rank", slow, late_ms, step_ms, sentence)
     sends_ms = sum(rank.sends_ms for rank in job.ranks.values()) / count
-    if sends_ms >= max(LEAST * step_ms, transfer_ms, lost_ms):
+    least_ms = LEAST * step_ms
+    if late_ms >= max(least_ms, transfer_ms):
+        cause = "rank"
+        ms = late_ms
         sentence = (
-            f"Sends and receives between two ranks take {sends_ms:.3g} ms of {whole} "
-            f"({share(sends_ms / step_ms)}), beside which nothing computes. The traces do not "
-            "tell whether they move bytes or wait, as the stages of a pipeline do."
+            f"Rank {slow} is slow: the others wait for it {_part_of(ms, step_ms)}. "
+            f"{_more_of(job, slow, others)}"
         )
-        return _verdict("sends", None, sends_ms, step_ms, sentence)
-    if transfer_ms >= max(LEAST * step_ms, lost_ms):
-        kind = _longest_transfer(job)
+    elif sends_ms >= max(least_ms, transfer_ms, lost_ms):
+        cause = "sends"
+        ms = sends_ms
+        sentence = (
+            f"Sends and receives between two ranks take {_part_of(ms, step_ms)}, beside which "
+            "nothing computes. The traces do not tell whether they move bytes or wait, as the "
+            "stages of a pipeline do."
+        )
+    elif transfer_ms >= max(least_ms, lost_ms):
+        cause = "network"
+        ms = transfer_ms
         complete = max(rank.size for rank in job.ranks.values()) <= count
-        cause = "The network limits" if complete else "The network, or a rank without trace, limits"
+        limits = "network limits" if complete else "network, or a rank without trace, limits"
         sentence = (
-            f"{cause} the job: {transfer_ms:.3g} ms of {whole} "
-            f"({share(transfer_ms / step_ms)}) are transfers beside which nothing computes{kind}. "
-            "Let them run beside the backward pass, send less (bf16, larger batches), or shard "
-            "within a host."
+            f"The {limits} the job: {_part_of(ms, step_ms)} are transfers beside which nothing "
+            f"computes{_longest_transfer(job)}. Let them run beside the backward pass, send less "
+            "(bf16, larger batches), or shard within a host."
         )
-        return _verdict("network", None, transfer_ms, step_ms, sentence)
-    if lost_ms >= LEAST * step_ms:
+    elif lost_ms >= least_ms:
+        cause = "turns"
+        ms = lost_ms
         sentence = (
-            f"The ranks wait for each other in turns: {lost_ms:.3g} ms of {whole} "
-            f"({share(lost_ms / step_ms)}), and none is late more than the others. Even out their "
-            "work (lengths of sequences, the loader), or synchronize less often."
+            f"The ranks wait for each other in turns: {_part_of(ms, step_ms)}, and none is late "
+            "more than the others. Even out their work (lengths of sequences, the loader), or "
+            "synchronize less often."
         )
-        return _verdict("turns", None, lost_ms, step_ms, sentence)
-    sentence = (
-        f"Neither a slow rank nor the network limits the job: of {whole} a rank waits for others "
-        f"{_range(job.waiting_ms.values())} ms, and transfers beside which nothing computes take "
-        f"{_range(map(job.transfer_ms, job.ranks))} ms. The page of one rank tells what does."
-    )
-    return _verdict("none", None, 0.0, step_ms, sentence)
-
-
-def _verdict(cause: str, rank: int | None, ms: float, step_ms: float, sentence: str) -> Verdict:
+    else:
+        cause = "none"
+        ms = 0.0
+        sentence = (
+            f"Neither a slow rank nor the network limits the job: of a step of {step_ms:.3g} ms a "
+            f"rank waits for others {_range(job.waiting_ms.values())} ms, and transfers beside "
+            f"which nothing computes take {_range(map(job.transfer_ms, job.ranks))} ms. The page "
+            "of one rank tells what does."
+        )
     gain = float(step_ms / (step_ms - ms))
     if ms:
         sentence += f" Without it, {gain:.2f} times as fast."
+    rank = slow if cause == "rank" else None
     return {"cause": cause, "rank": rank, "ms": ms, "gain": gain, "sentence": sentence}
+
+
+def _part_of(ms: float, step_ms: float) -> str:
+    return f"{ms:.3g} ms of a step of {step_ms:.3g} ms ({share(ms / step_ms)})"
 
 
 def _range(times: Iterable[float]) -> str:
@@ -308,34 +316,24 @@ def _range(times: Iterable[float]) -> str:
 
 def _more_of(job: Job, slow: int, others: list[int]) -> str:
     """On which part a rank spends more than the mean of the others."""
-    times = _part_ms(job.ranks[slow].parts)
-    means: dict[tuple[str, str], float] = {}
-    for number in others:
-        for part, ms in _part_ms(job.ranks[number].parts).items():
-            means[part] = means.get(part, 0.0) + ms / len(others)
-    more = {part: ms - means.get(part, 0.0) for part, ms in times.items()}
-    cause, kind = max(more, key=lambda part: more[part])
-    places = {(part["cause"], part["kind"]): part["where"] for part in job.ranks[slow].parts}
-    name = kind or cause.replace("_", " ")
-    return (
-        f"It spends {more[cause, kind]:.3g} ms more than they do on {name} ({places[cause, kind]})."
-    )
+    parts = {number: _parts_of_its_own(rank) for number, rank in job.ranks.items()}
+    times = pandas.DataFrame({number: parts[number].ms for number in parts}).fillna(0.0)
+    more = times[slow] - times[others].mean(axis=1)
+    name = str(more.idxmax())
+    where = parts[slow]["where"][name]
+    return f"It spends {more[name]:.3g} ms more than they do on {name} ({where})."
 
 
-def _part_ms(parts: list[Part]) -> dict[tuple[str, str], float]:
-    """Times of the parts that are a rank's own, by cause and kind."""
-    return {
-        (part["cause"], part["kind"]): part["ms"]
-        for part in parts
-        if part["cause"] != "communication"
-    }
+def _parts_of_its_own(rank: RankSteps) -> pandas.DataFrame:
+    """The parts without communication, by kind or cause."""
+    parts = pandas.DataFrame(rank.parts)
+    names = parts.kind.where(parts.kind != "", parts.cause.str.replace("_", " "))
+    return parts.set_index(names)[(parts.cause != "communication").to_numpy()]
 
 
 def _longest_transfer(job: Job) -> str:
     """The kind of collective that moves bytes longest, in words."""
-    table = job.collectives
-    moving = table.end_ns - table.start_ns - table.wait_ns
-    sums = moving.groupby(table.name).sum()
+    sums = job.collectives.groupby("name").transfer_ns.sum()
     return f", most of them of {sums.idxmax()}" if len(sums) else ""
 
 
@@ -345,9 +343,7 @@ def kinds(job: Job) -> list[list[Any]]:
     the rank waited for most, and its share of that waiting in %.
     """
     rows = []
-    table = job.collectives
-    table = table.assign(transfer_ns=table.end_ns - table.start_ns - table.wait_ns)
-    for (name, group), calls in table.groupby(["name", "group"]):
+    for (name, group), calls in job.collectives.groupby(["name", "group"]):
         members = calls["rank"].nunique()
         steps = job.ranks[int(calls["rank"].iloc[0])].steps
         caused = calls.groupby("last").wait_ns.sum()

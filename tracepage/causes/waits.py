@@ -167,7 +167,7 @@ def _of_trace(trace: Trace) -> StepCauses:
     ran = (kernels.start_ns < windows.max()) & (ends > windows.min())
     parts = _parts(kernels[ran], moments, gaps, len(windows))
     step_ms = (windows[:, 1] - windows[:, 0]).mean() / 1e6
-    verdict = _verdict(_whole(step_ms, bool(len(trace.steps))), step_ms, parts, gaps, len(windows))
+    verdict = _verdict(step_ms, parts, gaps, len(trace.steps))
     if verdict["cause"] in wait_words.SLOWED:
         launches = kernels[ran & (kernels.launch >= 0)].launch.nunique() / len(windows)
         verdict["sentence"] += wait_words.OF_PROFILER.format(launches)
@@ -192,7 +192,8 @@ def _kinds(trace: Trace, kernels: pandas.DataFrame, event_codes: numpy.ndarray) 
 def _kinds_of_names(table: pandas.DataFrame) -> numpy.ndarray:
     """Places in ON_DEVICE, of calls with a name and a category."""
     by_name = {}
-    for name, category in set(zip(table.name, table.category, strict=True)):
+    names = table[["name", "category"]].drop_duplicates()
+    for name, category in names.itertuples(index=False):
         kind = kernel_names.kind(name)
         if category != "kernel":
             kind = copy_cause(name) or "copies"
@@ -280,19 +281,20 @@ def _mark_saving(trace: Trace, kernels: pandas.DataFrame, moments: Moments) -> M
     is in no operator there for half as long as the copies take, and for LONELY times as long as in
     operators; these kernels get that kind.
     """
-    to_host = numpy.zeros(len(kernels), dtype=bool)
-    for place in numpy.flatnonzero(kernels.kind > ON_DEVICE.index("copy_to_device")):
+    to_host = (kernels.kind > ON_DEVICE.index("copy_to_device")).to_numpy(copy=True)
+    to_host &= kernels.name.map(copy_cause) == "copy_to_host"
+    for place in numpy.flatnonzero(to_host):
         row = kernels.launch[place]
         operator = trace.host[row].operator if row >= 0 else None
-        of_one_value = operator and OF_ONE_VALUE.match(operator.name)
-        to_host[place] = copy_cause(kernels.name[place]) == "copy_to_host" and not of_one_value
+        to_host[place] = not (operator and OF_ONE_VALUE.match(operator.name))
     causes = moments.causes.copy()
     culprits = moments.culprits.copy()
     kinds = moments.kinds.copy()
-    first, last = (numpy.flatnonzero(ends) for ends in _ends(to_host))
-    many = last - first >= SAVED_COPIES - 1
     kernel_ends = kernels.start_ns + kernels.duration_ns
-    for copy, after in zip(first[many], last[many] + 1, strict=True):
+    changes = numpy.flatnonzero(numpy.diff(to_host, prepend=False, append=False))
+    for copy, after in changes.reshape(-1, 2):
+        if after - copy < SAVED_COPIES:
+            continue
         call = kernels.launch[copy]
         begin = kernel_ends[copy - 1] if copy else 0
         if call >= 0:
@@ -313,12 +315,6 @@ def _mark_saving(trace: Trace, kernels: pandas.DataFrame, moments: Moments) -> M
             kinds[inside][copying] = ON_DEVICE.index("saving")
             kernels.loc[copy : after - 1, "kind"] = ON_DEVICE.index("saving")
     return moments._replace(causes=causes, culprits=culprits, kinds=kinds)
-
-
-def _ends(chosen: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Where each run of the chosen begins, and where it ends."""
-    framed = numpy.concatenate([[False], chosen, [False]])
-    return chosen & ~framed[:-2], chosen & ~framed[2:]
 
 
 def _pay_debts(moments: Moments) -> Moments:
@@ -378,11 +374,11 @@ def _gaps(trace: Trace, moments: Moments, host: HostTime, stacks: Stacks) -> pan
             words[cause, culprit] = _place_of_event(trace, host, stacks, cause, culprit)
         else:
             words[cause, culprit] = _place_of_piece(trace, host, stacks, cause, -2 - culprit)
-    columns = zip(*(words[place] for place in places), strict=True)
-    described = dict(zip(GAP_COLUMNS[3:], columns, strict=False))
-    times = {"start_ns": pieces.starts, "duration_ns": pieces.lengths, "cause": causes}
-    numbers = {"culprit": pieces.culprits, "gap": pieces.gaps}
-    return pandas.DataFrame(times | described | numbers, columns=[*GAP_COLUMNS, *numbers])
+    gaps = pandas.DataFrame([words[place] for place in places], columns=GAP_COLUMNS[3:])
+    gaps.insert(0, "cause", causes)
+    gaps.insert(0, "duration_ns", pieces.lengths)
+    gaps.insert(0, "start_ns", pieces.starts)
+    return gaps.assign(culprit=pieces.culprits, gap=pieces.gaps)
 
 
 def _place_of_event(
@@ -496,17 +492,18 @@ def _longest(
 
 
 def single_waits(gaps: pandas.DataFrame) -> Any:
-    """Rows of one cause by the wait that they belong to; each gap of launches is one."""
+    """Rows by the wait of one cause that they belong to; each gap of launches is one."""
     by_gap = gaps.cause.isin(("launches", "unknown"))
-    return gaps.groupby(gaps.culprit.where(~by_gap, gaps.gap))
+    return gaps.groupby([gaps.cause, gaps.culprit.where(~by_gap, gaps.gap)])
 
 
 def _verdict(
-    whole: str, step_ms: float, parts: list[Part], gaps: pandas.DataFrame, steps: int
+    step_ms: float, parts: list[Part], gaps: pandas.DataFrame, steps: int | None
 ) -> Verdict:
-    """The largest part that can be removed, and what people do about it. `whole` is the step in
-    words, and `gaps` are those of all `steps`.
+    """The largest part that can be removed, and what people do about it. `gaps` are those of all
+    `steps`, or of a file that marks none.
     """
+    whole = f"a step of {step_ms:.3g} ms" if steps else f"the {step_ms:.3g} ms in the file"
     removable = [part for part in parts if part["cause"] != "work"]
     large = [part for part in removable if part["ms"] >= REMOVABLE * step_ms]
     if not large:
@@ -528,7 +525,7 @@ def _verdict(
         longest = single_waits(chosen).duration_ns.sum().nlargest(3) / 1e6
         sentence += f" The longest took {', '.join(f'{time:.3g}' for time in longest)} ms."
     sentence += f" Without it, {rest_ms:.3g} ms: {gain:.2f} times as fast"
-    least_ms = rest_ms - gaps[gaps.cause != cause].duration_ns.sum() / steps / 1e6
+    least_ms = rest_ms - gaps[gaps.cause != cause].duration_ns.sum() / (steps or 1) / 1e6
     if least_ms < (1 - REMOVABLE) * rest_ms:
         sentence += f", or at least {least_ms:.3g} ms, if the host is then always ahead"
     sentence += f". {cure}"
@@ -565,7 +562,7 @@ def _of_table(source: Source) -> StepCauses:
         idle = runs == IDLE
         gaps = gaps.assign(start_ns=times[1:-1][idle], duration_ns=lengths[idle])
         gaps = gaps.assign(cause="unknown", operator="", span="", line="", where=NO_HOST)
-        gaps = gaps.assign(culprit=-1, gap=numpy.arange(len(gaps)))
+        gaps = gaps.assign(culprit=-1, gap=gaps.index)
     else:
         ns = numpy.bincount(calls.kind, calls.duration_ns, len(ON_DEVICE))
         whole_ns = ns.sum()
@@ -586,8 +583,7 @@ def _of_table(source: Source) -> StepCauses:
         parts.append(_part("unknown", "", idle_ms, len(gaps) / steps, where))
     parts.sort(key=lambda part: -part["ms"])
     step_ms = whole_ns / steps / 1e6
-    verdict = _verdict(_whole(step_ms, bool(source.steps)), step_ms, parts, gaps, steps)
-    return StepCauses(step_ms, parts, verdict, gaps)
+    return StepCauses(step_ms, parts, _verdict(step_ms, parts, gaps, source.steps), gaps)
 
 
 def _launches_of_profile(profile: Profile, idle_ms: float) -> float:
@@ -599,7 +595,3 @@ def _launches_of_profile(profile: Profile, idle_ms: float) -> float:
     in_operators_us = sum(row["self_cpu_us"] for row in profile["operators"])
     outside_us = max(0.0, sum(profile["step_us"]) - in_operators_us)
     return max(0.0, idle_ms - outside_us / profile["profiled_steps"] / 1e3)
-
-
-def _whole(step_ms: float, stepped: bool) -> str:
-    return f"a step of {step_ms:.3g} ms" if stepped else f"the {step_ms:.3g} ms in the file"

@@ -127,7 +127,7 @@ def cost(
 
     Returns:
         FLOPs and bytes; (0, 0) for operators without work of their own; None where the cost is not
-        known, as for shapes that the operator of PyTorch cannot have.
+        known, as for a trace without types.
     """
     operator = name.removeprefix("aten::")
     is_aten = operator != name
@@ -135,25 +135,24 @@ def cost(
         return 0, 0
     if is_aten and operator in WORK_IN_OTHERS:
         return 0, 0
-    if not is_aten or not shapes or not _consistent(shapes, types):
+    if not is_aten or not shapes or len(shapes) != len(types):
         return None
-    if operator in MATRIX_PRODUCTS:
-        return _product(operator, shapes, types)
     kernel = operator.removesuffix("_forward").removesuffix("_backward")
-    if kernel in ATTENTION:
-        backward = int(operator.endswith("_backward"))
-        q_and_k = shapes[backward : backward + 2]
-        if not _are_tensors(q_and_k, types[backward:], 4) or types[0] not in ELEMENT_BYTES:
+    if operator in MATRIX_PRODUCTS or kernel in ATTENTION:
+        first = int(operator in ADDS or operator.endswith("_backward"))
+        factors = shapes[: first + 2]
+        ranks = list(map(len, factors[first:]))
+        rank = MATRIX_PRODUCTS.get(operator, 4)
+        if ranks != [rank, rank] or not {*types[: first + 2]} <= {*ELEMENT_BYTES}:
             return None
-        return _attention(q_and_k, types[0], ATTENTION[kernel], bool(backward))
-    if operator == "_fused_adamw_":
-        return _adamw(shapes[0]) if types[0] == TENSOR_LIST else None
-    if operator.startswith("_foreach_"):
-        return _foreach(operator.removeprefix("_foreach_"), shapes, types)
-    if operator == "cat":
-        if not shapes[0] or types[0] != TENSOR_LIST:
-            return None
-        return 0, 2 * sum(map(math.prod, shapes[0])) * element
+        left, right = factors[first:]
+        size = ELEMENT_BYTES[types[0]]
+        if kernel in ATTENTION:
+            return _attention(left, right, size, ATTENTION[kernel], bool(first))
+        output = math.prod(left[:-1]) * right[-1]  # of [m, k] and [k, n], or with a batch before
+        return 2 * output * left[-1], (sum(map(math.prod, factors)) + output) * size
+    if operator in ("cat", "_fused_adamw_") or operator.startswith("_foreach_"):
+        return _on_lists(operator, shapes, types, element)
     if operator.removesuffix("_") in WRAPS_NUMBERS and types[1:2] == ["Scalar"]:
         return 0, 0
     tensors = [
@@ -164,47 +163,8 @@ def cost(
     return _one_output(operator, tensors) if tensors else None
 
 
-def _consistent(shapes: Sequence, types: Sequence[str]) -> bool:
-    """Whether each argument has a type, each tensor one shape, and each list of tensors a list of
-    shapes.
-    """
-    if len(shapes) != len(types):
-        return False
-    for shape, kind in zip(shapes, types, strict=True):
-        sides = {type(side) for side in shape}
-        if kind in ELEMENT_BYTES and not sides <= {int}:
-            return False
-        if kind == TENSOR_LIST and not sides <= {list}:
-            return False
-    return True
-
-
-def _are_tensors(shapes: Sequence[Shape], types: Sequence[str], rank: int) -> bool:
-    """Whether these are two tensors of so many dimensions; `types` may have more elements."""
-    ranks = [len(shape) for shape in shapes]
-    return ranks == [rank, rank] and set(types[:2]) <= set(ELEMENT_BYTES)
-
-
-def _product(
-    operator: str, shapes: Sequence[Shape], types: Sequence[str]
-) -> tuple[int, int] | None:
-    first = int(operator in ADDS)
-    factors = shapes[first : first + 2]  # [m, k] and [k, n], or [b, m, k] and [b, k, n]
-    if not _are_tensors(factors, types[first:], MATRIX_PRODUCTS[operator]):
-        return None
-    if types[0] not in ELEMENT_BYTES:
-        return None
-    left, right = factors
-    output = math.prod(left[:-1]) * right[-1]
-    moved = sum(map(math.prod, shapes[: first + 2])) + output
-    return 2 * output * left[-1], moved * ELEMENT_BYTES[types[0]]
-
-
-def _attention(
-    shapes: Sequence[Shape], kind: str, heads_first: bool, backward: bool
-) -> tuple[int, int]:
-    """Causal attention that writes no [S, S] matrix (Dao et al. 2022, arXiv:2205.14135); `shapes`
-    of q and k.
+def _attention(q: Shape, k: Shape, size: int, heads_first: bool, backward: bool) -> tuple[int, int]:
+    """Causal attention that writes no [S, S] matrix (Dao et al. 2022, arXiv:2205.14135).
 
     Each product takes 2 Dh FLOPs for each of the S (S + 1) / 2 pairs of a head. The forward pass
     has two products (scores, weighted sum): it reads q, k and v, and writes the output and the fp32
@@ -212,24 +172,35 @@ def _attention(
     v, q and k): it reads all of these and the gradient of the output, and writes three gradients. A
     trace does not record whether a call was causal; all attention in this model is.
     """
-    q, k = shapes
     length = q[2] if heads_first else q[1]
     rows = math.prod(q[:3])
     products, tensors = (5, 4) if backward else (2, 2)  # tensors of q's size, and as many of k's
-    moved = tensors * (math.prod(q) + math.prod(k)) * ELEMENT_BYTES[kind] + 4 * rows
+    moved = tensors * (math.prod(q) + math.prod(k)) * size + 4 * rows
     return products * 2 * q[3] * rows * (length + 1) // 2, moved
 
 
-def _adamw(parameters: Sequence[Shape]) -> tuple[int, int] | None:
-    """One step of AdamW on all parameters: weight, gradient and two moments read, weight and
-    moments written.
-
-    FLOPs for each weight: decay 1, first moment 3, second moment 4, root, bias correction and
-    epsilon 3, division, step size and subtraction 3. None for a long list of tensors, because
+def _on_lists(
+    operator: str, shapes: Sequence, types: Sequence[str], element: int
+) -> tuple[int, int] | None:
+    """Operators on lists of tensors: `cat`, and those of optimizers. None for a long list, because
     PyTorch records no shapes of it.
+
+    A step of AdamW reads weight, gradient and two moments, and writes weight and moments. Its FLOPs
+    for each weight: decay 1, first moment 3, second moment 4, root, bias correction and epsilon 3,
+    division, step size and subtraction 3.
     """
-    elements = sum(map(math.prod, parameters))
-    return (14 * elements, 7 * elements * LIST_ELEMENT_BYTES) if elements else None
+    lists = [shape for shape, kind in zip(shapes, types, strict=True) if kind == TENSOR_LIST]
+    numels = [sum(map(math.prod, tensors)) for tensors in lists]
+    plain = operator.removeprefix("_foreach_").removesuffix("_")
+    if not lists or not numels[0]:
+        return None
+    if operator == "cat":
+        return 0, 2 * numels[0] * element
+    if operator == "_fused_adamw_":
+        return 14 * numels[0], 7 * numels[0] * LIST_ELEMENT_BYTES
+    if plain not in ELEMENTWISE or not all(lists):
+        return None
+    return ELEMENTWISE[plain] * numels[0], (sum(numels) + numels[0]) * LIST_ELEMENT_BYTES
 
 
 def _one_output(operator: str, tensors: list[tuple[Shape, int]]) -> tuple[int, int] | None:
@@ -242,51 +213,33 @@ def _one_output(operator: str, tensors: list[tuple[Shape, int]]) -> tuple[int, i
     if plain in ELEMENTWISE:
         if operator != plain:  # In place.
             return ELEMENTWISE[plain] * elements, read + elements * size
-        output = math.prod(_broadcast([shape for shape, _ in tensors]))
+        # The output has the longest side of each dimension, aligned at the last.
+        sides = itertools.zip_longest(*(reversed(shape) for shape, _ in tensors), fillvalue=1)
+        output = math.prod(map(max, sides))
         # Scalar tensors do not widen a type.
         widest = max((kind for shape, kind in tensors if shape), default=size)
         return ELEMENTWISE[plain] * output, read + output * widest
     if operator in REDUCTIONS:
         return elements, read
-    if operator == "copy_":  # [target, source]: one is written, the other read.
-        return 0, read
-    if operator in ("fill_", "zero_"):
-        return 0, elements * size
-    if operator == "index_select":  # [table, indices]: one row for each index.
-        return 0, 2 * math.prod(last) * math.prod(first[1:]) * size
-    if operator == "gather" and len(tensors) > 1:  # [table, indices]: one element for each index.
-        return 0, 2 * math.prod(tensors[1][0]) * size
-    # [gradient, indices]: each row is read, and added to a row of the table.
-    if operator == "embedding_dense_backward":
-        return elements, read + elements * size
-    # [table, values]: each row of values is read, and added to a row of the table.
-    if operator == "_index_put_impl_":
-        return math.prod(last), 2 * math.prod(last) * last_size
+    added = math.prod(last)
+    targets = next((math.prod(shape) for shape, kind in tensors if kind == 8), 0)
     # One entry a row; `zero_` clears the rest of a gradient.
-    if operator in ("nll_loss_forward", "nll_loss_backward"):
-        targets = [shape for shape, kind in tensors if kind == 8]
-        if targets:
-            rows = math.prod(targets[0])
-            return rows, rows * (8 + size)
-    return None
-
-
-def _broadcast(shapes: Sequence[Shape]) -> list[int]:
-    """The shape that all broadcast to: aligned at the last dimension, the longest side of each."""
-    from_the_last = itertools.zip_longest(*map(reversed, shapes), fillvalue=1)
-    return [max(sides) for sides in from_the_last][::-1]
-
-
-def _foreach(operator: str, shapes: Sequence, types: Sequence[str]) -> tuple[int, int] | None:
-    """Operators on lists of tensors (optimizers); None for a long list, because PyTorch records no
-    shapes of it.
-    """
-    lists = [shape for shape, kind in zip(shapes, types, strict=True) if kind == TENSOR_LIST]
-    plain = operator.removesuffix("_")
-    if plain not in ELEMENTWISE or not lists or not all(lists):
-        return None
-    numels = [sum(map(math.prod, tensors)) for tensors in lists]
-    return ELEMENTWISE[plain] * numels[0], (sum(numels) + numels[0]) * LIST_ELEMENT_BYTES
+    nll_loss = targets, targets * (8 + size)
+    costs = {
+        "copy_": (0, read),  # [target, source]: one is written, the other read.
+        "fill_": (0, elements * size),
+        "zero_": (0, elements * size),
+        # [table, indices]: one row, or one element, for each index.
+        "index_select": (0, 2 * added * math.prod(first[1:]) * size),
+        "gather": (0, 2 * added * size),
+        # [gradient, indices]: each row is read, and added to a row of the table.
+        "embedding_dense_backward": (elements, read + elements * size),
+        # [table, values]: each row of values is read, and added to a row of the table.
+        "_index_put_impl_": (added, 2 * added * last_size),
+        "nll_loss_forward": nll_loss,
+        "nll_loss_backward": nll_loss,
+    }
+    return costs.get(operator)
 
 
 def least_seconds(flops: float, bytes_: float, ceilings: Ceilings) -> float:
@@ -339,7 +292,7 @@ class OperatorCalls(NamedTuple):
     us: float
     flops: int | None  # Of one call; None where the cost is not known.
     bytes: int | None  # Of one call.
-    bound: str  # compute, memory, launch, unknown, or not classed (no ceilings)
+    bound: str  # compute, memory, launch (on a CPU: call), unknown, not classed (no ceilings)
     percent: float | None  # What a compute- or memory-bound operator reaches of the ceiling.
 
     @property
@@ -383,7 +336,10 @@ def rows(profile: Profile) -> list[OperatorCalls]:
         percent = None
         if ceilings and known:
             seconds, kind = bound(*known, ceilings)
-            percent = None if kind == "launch" else 100 * seconds * 1e6 * calls / us
+            percent = 100 * seconds * 1e6 * calls / us
+        if kind == "launch":
+            kind = "launch" if on_gpu else "call"
+            percent = None
         flops, moved = known or (None, None)
         place = (record["name"], record["span"], record["phase"])
         result.append(OperatorCalls(*place, shapes, types, calls, us, flops, moved, kind, percent))

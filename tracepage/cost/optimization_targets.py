@@ -96,10 +96,9 @@ def mean_step(profile: Profile) -> Step:
     if profile["attention_only"]:
         return Step(profile, rows, inside, 0.0)
     wall = sum(profile["step_us"]) / profile["profiled_steps"]
-    covered = (
-        profile["device_busy_us"] / profile["profiled_steps"] if profile["kernels"] else inside
-    )
-    return Step(profile, rows, wall, max(0.0, wall - covered))
+    if profile["kernels"]:
+        inside = profile["device_busy_us"] / profile["profiled_steps"]
+    return Step(profile, rows, wall, max(0.0, wall - inside))
 
 
 class Fusion(NamedTuple):
@@ -139,19 +138,27 @@ def _working(step: Step) -> list[OperatorCalls]:
     return [row for row in step.rows if row.works and not operators.COMMUNICATION.search(row.name)]
 
 
-def _target(
-    step: Step, fusion: Fusion, calls: tuple[float, float], us: tuple[float, float | None]
-) -> Target:
-    """`calls` and `us` are those of today and, at least, of the fused form."""
-    now, floor = us
-    share = None if floor is None else (now - floor) / step.us
-    bound = None if share is None or share == 1 else 1 / (1 - share)
+def _bounded(step: Step, fusion: Fusion, ceilings: Ceilings | None) -> Target:
+    """The time of the operators, and the least time of the fused form under the ceilings."""
+    parts = [(row, fusion.part(row)) for row in fusion.rows]
+    calls = sum(row.calls * part for row, part in parts)
+    beside = sum(row.calls * part * step.overhead(row.span) for row, part in parts)
+    now = sum(row.us * part for row, part in parts) + beside
+    floor = share = bound = None
+    if ceilings:
+        fused = 0.0
+        for work in fusion.work:
+            us = 1e6 * least_seconds(work.flops, work.bytes, ceilings) + beside / calls
+            fused += work.calls * max(us, 1e6 * ceilings["operation_seconds"])
+        floor = min(now, fused)
+        share = (now - floor) / step.us
+        bound = 1 / (1 - share) if share < 1 else None
     return {
         "name": fusion.name,
         "fused_form": fusion.form,
         "operators": sorted({row.name for row in fusion.rows}),
-        "calls": calls[0],
-        "fused_calls": calls[1],
+        "calls": calls,
+        "fused_calls": sum(work.calls for work in fusion.work),
         "time_us": now,
         "floor_us": floor,
         "share": share,
@@ -160,27 +167,13 @@ def _target(
     }
 
 
-def _bounded(step: Step, fusion: Fusion, ceilings: Ceilings | None) -> Target:
-    """The time of the operators, and the least time of the fused form under the ceilings."""
-    parts = [(row, fusion.part(row)) for row in fusion.rows]
-    calls = sum(row.calls * part for row, part in parts)
-    beside = sum(row.calls * part * step.overhead(row.span) for row, part in parts)
-    now = sum(row.us * part for row, part in parts) + beside
-    floor = None
-    if ceilings:
-        work_us = [1e6 * least_seconds(work.flops, work.bytes, ceilings) for work in fusion.work]
-        least = [max(us + beside / calls, 1e6 * ceilings["operation_seconds"]) for us in work_us]
-        floor = min(now, sum(us * work.calls for us, work in zip(least, fusion.work, strict=True)))
-    return _target(step, fusion, (calls, sum(work.calls for work in fusion.work)), (now, floor))
-
-
 def _fusions(step: Step) -> Iterator[Fusion]:
     """Letters as in common/config.py."""
     run = step.profile["run"]
     model = run["model"]
     training = run["training"]
     length = training["sequence_length"]
-    tokens = training["batch_size"] * training["sequence_length"]
+    tokens = training["batch_size"] * length
     hidden = model["hidden_size"]
     layers = model["num_layers"]
     ffn = model["intermediate_size"]
@@ -247,11 +240,8 @@ def _fusions(step: Step) -> Iterator[Fusion]:
     # x -> y, and x, dy -> dx; the residual adds a read and a write, or a read, to all but the first
     # norm.
     if norms:
-        work += [
-            IdealCalls(1, 0, 2 * vector),
-            IdealCalls(1, 0, 3 * vector),
-            IdealCalls(4 * layers, 0, 4 * vector),
-        ]
+        passes = ((1, 2), (1, 3), (4 * layers, 4))
+        work += [IdealCalls(calls, 0, number * vector) for calls, number in passes]
     yield Fusion("elementwise fusion", form, rope + norms, work)
 
     form = (

@@ -10,7 +10,6 @@ end. The allocator counts a release when it is requested, and in units of UNIT.
 """
 
 import functools
-import gc
 import pickle
 import re
 from collections.abc import Mapping, Sequence
@@ -99,16 +98,12 @@ def read(path: Path) -> Snapshot:
 
 
 def _load(path: Path) -> Any:
-    with files.opened(path) as file, progress(f"reading {path}"):
-        gc.disable()  # Millions of new containers would be searched for circles again and again.
+    with files.opened(path) as file, progress(f"reading {path}"), files.many_objects():
         try:
             return _PlainUnpickler(file).load()
         except (pickle.UnpicklingError, EOFError, *DAMAGED) as error:
             reason = first_line(error)
             raise UsageError(f"{path} is no memory snapshot, or is cut off: {reason}") from error
-        finally:
-            gc.freeze()
-            gc.enable()
 
 
 def _of_device(
@@ -176,20 +171,21 @@ def _changes(
 
 
 class _Places:
-    """Names the line and the category of stacks. Most stacks occur often, as one object."""
+    """Names the line and the category of stacks, each of which is often many lists of the same
+    frames.
+    """
 
     def __init__(self) -> None:
-        self.known: dict[int, tuple[str, str]] = {}
+        self.known: dict[tuple[int, ...], tuple[str, str]] = {}
 
     def of(self, frames: list[Mapping[str, Any]] | None, otherwise: str) -> tuple[str, str]:
         """Place and category, both `otherwise` where there is no stack."""
         if not frames:
             return otherwise, otherwise
-        place = self.known.get(id(frames))
-        if place is None:
-            place = (_line(frames), _category(frames))
-            self.known[id(frames)] = place
-        return place
+        stack = tuple(map(id, frames))
+        if stack not in self.known:
+            self.known[stack] = (_line(frames), _category(frames))
+        return self.known[stack]
 
 
 def _line(frames: list[Mapping[str, Any]]) -> str:

@@ -53,9 +53,8 @@ import pandas
 
 AUTOGRAD_NODE = "autograd::engine::evaluate_function"
 AUTOGRAD_ENGINE = "autograd engine"  # The engine's own time around its nodes has this name.
-REDISPATCH = (
-    "redispatch"  # The name of a call that calls the same operator again, as autocast does.
-)
+# The name of a call that calls the same operator again, as autocast does.
+REDISPATCH = "redispatch"
 PASSED_ON = {
     ("aten::zero_", "aten::fill_"),
     ("aten::rsub", "aten::sub"),
@@ -125,9 +124,7 @@ def _encloses(outer: Event, inner: Event, clock_error: int) -> bool:
     )
 
 
-def _attribute(
-    host: list[Event], clock_error: int, ranged: dict[tuple, tuple] | None = None
-) -> None:
+def _attribute(host: list[Event], clock_error: int, ranged: dict[tuple, tuple] | None) -> None:
     """Gives each event its operator, span and phase; `host` is in order of start, so a forward
     precedes its backward. Its times have an error of so many ns. `ranged` is that of `Events`.
     """
@@ -238,14 +235,16 @@ def _join_kernels(
     launches.pop(None, None)
     outside = not any(event.step >= 0 for event in host if event.kind in CALLS)
     by_time = bool(steps) and outside
-    rows: list[tuple] = []
+    rows = []
     step = -1  # The step of the kernel before.
     for kernel in device:
         # Some profilers list copies and fills among the kernels.
         work = category(kernel.name) if kernel.kind == "kernel" else kernel.kind
-        call = (kernel.name, work, kernel.start, kernel.duration, kernel.stream)
-        about = (kernel.blocks, kernel.collective)
         row, launch = launches.get(kernel.correlation, (-1, None))
+        span = kernel.span
+        phase: str | None = "other"
+        delay = graph = UNKNOWN
+        chain: list[int] = []
         if launch is None or by_time:
             if step >= 0 or kernel.correlation is None or by_time:
                 inside = (
@@ -254,26 +253,26 @@ def _join_kernels(
                     if start <= kernel.start < start + duration
                 )
                 step = next(inside, step)
-            span = kernel.span or "other"
-            rows.append((*call, span, "other", step, UNKNOWN, [], UNKNOWN, row, *about))
-            continue
-        operator = launch.operator
-        if operator:
-            operator.self_device_ns += kernel.duration
-        chain = []
-        while operator:
-            operator.device_ns += kernel.duration
-            chain.append(operator.row)
-            operator = operator.operator
-        phase = launch.phase
-        graph = UNKNOWN
-        if launch.name in GRAPH_LAUNCHES:
-            phase = "other"
-            graph = launch.start
-        delay = kernel.start - launch.start
-        place = (kernel.span or launch.span, phase, launch.step, delay, chain, graph)
-        rows.append((*call, *place, row, *about))
-        step = max(step, launch.step)
+            step_of_kernel = step
+        else:
+            step_of_kernel = launch.step
+            step = max(step, launch.step)
+            span = span or launch.span
+            delay = kernel.start - launch.start
+            if launch.name in GRAPH_LAUNCHES:
+                graph = launch.start
+            else:
+                phase = launch.phase
+            operator = launch.operator
+            if operator:
+                operator.self_device_ns += kernel.duration
+            while operator:
+                operator.device_ns += kernel.duration
+                chain.append(operator.row)
+                operator = operator.operator
+        call = (kernel.name, work, kernel.start, kernel.duration, kernel.stream)
+        place = (span or "other", phase, step_of_kernel, delay, chain, graph, row)
+        rows.append((*call, *place, kernel.blocks, kernel.collective))
     return rows
 
 

@@ -162,6 +162,7 @@ PLAIN_ARGUMENTS = re.compile(
 )
 
 
+@functools.cache
 def short_name(name: str, width: int = NAME_WIDTH) -> str:
     """A kernel's name for a table; CSV and JSON files keep the full name.
 

@@ -25,7 +25,7 @@ from tracepage.errors import UsageError
 from tracepage.readers import chrome_trace, pytorch, sqlite_file
 from tracepage.readers.csv_table import numbers, read_rows
 from tracepage.readers.source import Source, make_source, several_gpus
-from tracepage.readers.trace_events import FRAME_NS, STEP, Event, Events, name_streams, overlap
+from tracepage.readers.trace_events import FRAME_NS, STEP, Event, Events, from_first, name_streams
 from tracepage.span_names import SPANS
 from tracepage.terminal import counted, progress
 
@@ -125,26 +125,14 @@ def _events(export: _Export) -> Events:
     name_streams(device)
     frames = _frames(export, calls)
     _name_steps(ranges)
-    events = [*calls, *ranges, *device, *frames]
-    origin = min(event.start for event in events)
-    for event in events:
-        event.start -= origin
-    device = _in_order(device)
-    notes = overlap(device)
+    notes = []
     if export.left_out:
         rows = counted(export.left_out, "row")
-        notes += (f"left out: {rows} without a possible time",)
+        notes.append(f"left out: {rows} without a possible time")
     if any(event.name.startswith(GRAPH) for event in device):
-        notes += ("a graph is one row: nsys profile --cuda-graph-trace=node shows its kernels",)
-    return Events(
-        _in_order([*calls, *ranges]),
-        device,
-        _in_order(frames),
-        notes,
-        devices,
-        None,
-        ranged=_ranged(calls, ranges),
-    )
+        notes.append("a graph is one row: nsys profile --cuda-graph-trace=node shows its kernels")
+    events = from_first(_in_order([*calls, *ranges, *device, *frames]), notes)
+    return events._replace(devices=devices, ranged=_ranged(calls, ranges))
 
 
 def _in_order(events: list[Event]) -> list[Event]:

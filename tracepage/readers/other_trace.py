@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -72,17 +71,8 @@ def _row(track: tuple[str, str], record: dict[str, Any], duration: int) -> list[
     """One of DAMAGED: the event is damaged. AMD's rpd2tracing writes times as text."""
     if duration < 0:
         raise ValueError
-    arguments = _with_floats(record.get("args") or {})
+    arguments = record.get("args") or {}
     detail = tuple((key, str(value)) for key, value in arguments.items())
     category = str(record.get("cat", "event"))
     start = nanoseconds(record["ts"])
     return [track, str(record["name"]), category, start, duration, 1, detail]
-
-
-def _with_floats(value: Any) -> Any:
-    """The value with a float for each Decimal in it."""
-    if isinstance(value, dict):
-        return {key: _with_floats(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_floats(item) for item in value]
-    return float(value) if isinstance(value, Decimal) else value

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from tracepage.errors import UsageError
 from tracepage.readers import load_kernels
-from tracepage.readers.trace_events import read_header
+from tracepage.readers.trace_events import read_job
 
 RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 
 
 def rank_of(path: Path) -> tuple[int | None, int]:
     """Rank and number of ranks of a trace; None and 0 where it tells neither."""
-    _, job = read_header(path)
+    job = read_job(path)
     match = RANK.search(path.name)
     by_name = int(match[1]) if match else None
     return job.get("rank", by_name), job.get("world_size", 0)

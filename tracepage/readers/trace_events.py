@@ -11,7 +11,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -21,7 +21,6 @@ from tracepage import files
 from tracepage.errors import UsageError
 from tracepage.terminal import counted, progress, shortened
 
-import ijson
 import pandas
 
 # Kinds of events by their category in lower case; PyTorch's first profilers wrote Operator,
@@ -38,6 +37,11 @@ KINDS = {
     "repeated": re.compile(r"gpu_user_annotation|(\w+_)?sync|overhead|trace"),
 }
 DEVICE = ("kernel", "memcpy", "memset")
+PYTORCH = ("operator", *DEVICE)  # Other programs have none of them.
+CHUNK = 1 << 20  # characters
+SEPARATORS = re.compile(r"[\s,:]*")
+DECODER = json.JSONDecoder(parse_float=str)
+EVENTS = "traceEvents"
 UNKNOWN = ("unknown", "uncategorized")
 STEP = "ProfilerStep#"
 # The name of a process or thread whose events are work of a device, where they have no category.
@@ -62,12 +66,14 @@ OVERLAPPED = 0.1  # A share of the time of all work.
 FRAME_NS = 100_000  # A trace with stacks has millions of frames; shorter ones explain no wait.
 MEMORY = ("Bytes", "Addr", "Total Allocated", "Device Type")
 # Of the job that a trace is one rank of.
-JOB = {"distributedInfo.rank": "rank", "distributedInfo.world_size": "world_size"}
-DEVICE_PROPERTIES = {
-    "deviceProperties.item.id": "id",
-    "deviceProperties.item.name": "name",
-    "deviceProperties.item.numSms": "multiprocessors",
-    "deviceProperties.item.totalGlobalMem": "memory",
+JOB = "distributedInfo"
+JOB_PROPERTIES = {"rank": "rank", "world_size": "world_size"}
+GPUS = "deviceProperties"
+GPU_PROPERTIES = {
+    "id": "id",
+    "name": "name",
+    "numSms": "multiprocessors",
+    "totalGlobalMem": "memory",
 }
 # Of a node of a CUDA graph, by `torch.cuda._annotate_cuda_graph_trace`: the part of the model.
 ANNOTATIONS = ("module_fqn", "str", "name", "annotation")
@@ -101,7 +107,7 @@ class Event:
     types: str = "[]"
     # Bytes (a release: below 0), address, total, `cpu` or `gpu`.
     memory: tuple[int, str, int, str] | None = None
-    operator: "Event | None" = None  # The innermost enclosing operator.
+    operator: "Event | None" = None  # The innermost enclosing operator; of a frame, the frame.
     span: str | None = None
     phase: str | None = None
     step: int = -1
@@ -125,63 +131,105 @@ class Events(NamedTuple):
     device: list[Event]
     frames: list[Event]  # Functions of Python that take FRAME_NS or longer, in the same order.
     notes: tuple[str, ...]  # On events that were left out.
-    devices: list[dict[str, Any]]  # See `read_header`, as for `job`.
+    origin: int  # The first time on the clock of the file, ns.
+    devices: Sequence[dict[str, Any]] = ()  # As in `Trace`, of all GPUs.
     # All events as they are in the file, where none is an operator of PyTorch or work of a GPU.
-    others: list[Any] | None
-    origin: int = 0  # The first time on the clock of the file, ns.
+    others: list[Any] | None = None
     # Where ranges of any name are spans: a thread without ranges of its own, and the one whose
     # ranges are around its calls.
     ranged: dict[tuple, tuple] | None = None
     job: Mapping[str, int] = {}
 
 
-def raw_events(path: Path) -> Iterator[Any]:
-    """The events of a .json or .json.gz file, one at a time, so that any file takes the memory of a
-    few of them.
+class _JsonText:
+    """The text of a JSON file, read in chunks."""
 
-    They are the list under the key `traceEvents`, or the file is the list, whose end may be
-    missing. Numbers that are not whole are Decimal, since a double of us loses ns after 50 days.
-    UsageError: it is no JSON.
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
+        self.text = ""
+        self.place = 0
+        self.is_over = False
+
+    def _read(self) -> None:
+        """Reads on; as much as there is, so that a long value is not begun too often."""
+        rest = self.text[self.place :]
+        chunk = self.file.read(max(CHUNK, len(rest)))
+        self.text = rest + self.decoder.decode(chunk)
+        self.place = 0
+        self.is_over = not chunk
+
+    def next(self) -> str:
+        """The next character that separates nothing; empty at the end."""
+        while True:
+            self.place = SEPARATORS.match(self.text, self.place).end()  # type: ignore[union-attr]
+            if self.place < len(self.text) or self.is_over:
+                return self.text[self.place : self.place + 1]
+            self._read()
+
+    def value(self) -> Any:
+        """The value that begins here. ValueError: it is none."""
+        while True:
+            try:
+                value, end = DECODER.raw_decode(self.text, self.place)
+                # A number at the end of the text could go on, from `1` to `1e-5`.
+                if end < len(self.text) - 2 or self.is_over:
+                    self.place = end
+                    return value
+            except ValueError:
+                if self.is_over:
+                    raise
+            self._read()
+
+    def items(self) -> Iterator[Any]:
+        """The values of the list that begins here; its end may be missing."""
+        self.place += 1
+        while self.next() not in ("]", ""):
+            yield self.value()
+        self.place += 1
+
+
+def entries(path: Path) -> Iterator[tuple[str, Any]]:
+    """Key and value of each entry of a .json or .json.gz file, and each event of the list EVENTS
+    under that key, so that any file takes the memory of a few events.
+
+    The file can be this list, whose end may be missing. Numbers that are not whole are text, since
+    a double of us loses ns after 50 days. UsageError: it is no JSON.
     """
-    is_list = False
     try:
         with files.opened(path) as file:
-            is_list = _skip_mark(file).lstrip()[:1] == b"["
-            yield from ijson.items(file, "item" if is_list else "traceEvents.item")
-    except ijson.JSONError as error:
-        if is_list and isinstance(error, ijson.IncompleteJSONError):
-            return
+            text = _JsonText(file)
+            if text.next() == "[":
+                for event in text.items():
+                    yield EVENTS, event
+            else:
+                text.place += 1
+                while text.next() not in ("}", ""):
+                    key = text.value()
+                    if key == EVENTS and text.next() == "[":
+                        for event in text.items():
+                            yield EVENTS, event
+                    else:
+                        text.next()
+                        yield key, text.value()
+                if not text.next():
+                    raise ValueError("its end is missing")
+                text.place += 1
+            if text.next():
+                raise ValueError("it goes on after its end")
+    except (ValueError, RecursionError) as error:
         files.read_json(path)  # Its error says where.
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"{path} is not JSON or is cut off: {reason}") from error
+        raise UsageError(f"{path} is not JSON or is cut off: {error}") from error
 
 
-def _skip_mark(file: Any) -> bytes:
-    """What a file begins with after a byte order mark, from where it is read then."""
-    head = file.read(1000)
-    text = head.removeprefix(codecs.BOM_UTF8)
-    file.seek(len(head) - len(text))
-    return text
-
-
-def read_header(path: Path) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """What a trace names before its events, as far as it tells: the GPUs, each with `id`, `name`,
-    `multiprocessors` and `memory` in bytes; and `rank` and `world_size` of its process.
-    """
-    devices: list[dict[str, Any]] = []
-    job: dict[str, int] = {}
-    with files.opened(path) as file:
-        _skip_mark(file)
-        for place, event, value in ijson.parse(file):
-            if place in ("traceEvents", "item"):
-                break
-            if place == "deviceProperties.item" and event == "start_map":
-                devices.append({})
-            elif place in DEVICE_PROPERTIES:
-                devices[-1][DEVICE_PROPERTIES[place]] = value
-            elif place in JOB:
-                job[JOB[place]] = int(value)
-    return devices, job
+def read_job(path: Path) -> dict[str, int]:
+    """`rank` and `world_size` of the process of a trace, as far as it tells before its events."""
+    for key, value in entries(path):
+        if key == EVENTS:
+            break
+        if key == JOB:
+            return _known_of(value, JOB_PROPERTIES)
+    return {}
 
 
 @functools.cache
@@ -189,6 +237,12 @@ def kind(category: str) -> str:
     """A key of KINDS, or `unknown`."""
     kinds = [name for name, pattern in KINDS.items() if pattern.fullmatch(category.lower())]
     return kinds[0] if kinds else "unknown"
+
+
+@functools.cache
+def _is_stream(argument: str) -> bool:
+    """Whether it names the stream of a launch or of work; a queue of an XPU is one."""
+    return bool(STREAM.fullmatch(argument))
 
 
 def nanoseconds(us: Any) -> int:
@@ -202,14 +256,16 @@ def read_events(path: Path) -> Events:
     """
     events: list[Event] = []
     damaged: list[str] = []
-    unknown: list[Event] = []
     pairs: list[str] = []
     devices: set[Any] = set()  # Processes, and threads of them, by the names that the file gives.
     others: list[Any] | None = []
+    header: dict[str, Any] = {}
     shared: dict[Any, Any] = {}  # Most names, threads and shapes occur often: one object for each.
-    with progress(f"reading {path}"):
-        for record in raw_events(path):
-            if not isinstance(record, dict):
+    with progress(f"reading {path}"), files.many_objects():
+        for key, record in entries(path):
+            if key in (GPUS, JOB):
+                header[key] = record
+            if key != EVENTS or not isinstance(record, dict):
                 continue
             if others is not None:
                 others.append(record)
@@ -223,29 +279,24 @@ def read_events(path: Path) -> Events:
             except DAMAGED:
                 damaged.append(str(record.get("name")))
                 continue
-            if event is None:
-                continue
-            if event.kind in UNKNOWN:
-                unknown.append(event)
-                continue
-            events.append(event)
-            if event.kind == "operator" or event.kind in DEVICE:
-                others = None
-    work = _lanes_of_work(events, unknown, devices)
-    if work:
+            if event:
+                events.append(event)
+                if event.kind in PYTORCH:
+                    others = None
+    if _find_work(events, devices):
         others = None
-        events += work
-        unknown = [event for event in unknown if event.kind in UNKNOWN]
     events.sort(key=lambda event: (event.start, -event.duration))
-    name_streams([event for event in events if event.kind in DEVICE])
-    far = _without_clock(events)
-    long = _endless([event for event in events if event not in far])
+    unknown = [event for event in events if event.kind in UNKNOWN]
+    known = [event for event in events if event.kind not in UNKNOWN]
+    name_streams([event for event in known if event.kind in DEVICE])
+    far = _without_clock(known)
+    long = _endless([event for event in known if event not in far])
     left_out = {
         "left out: {} without a name, a time or a possible duration": damaged,
-        "left out: {} far outside the time of the others": _names(far),
+        "left out: {} far outside the time of the others": [event.name for event in far],
         "left out: {} whose duration has overflowed, or that would run longer than the next "
-        f"{ENCLOSED} of their stream": _names(long),
-        "not read: {} of no known category": _names(unknown),
+        f"{ENCLOSED} of their stream": [event.name for event in long],
+        "not read: {} of no known category": [event.name for event in unknown],
         "not read: {} with a begin and an end apart": pairs,
     }
     notes = [
@@ -253,21 +304,28 @@ def read_events(path: Path) -> Events:
         for text, names in left_out.items()
         if names
     ]
-    kept = [event for event in events if event not in far and event not in long]
-    origin = kept[0].start if kept else 0
-    for event in kept:
+    kept = [event for event in known if event not in far and event not in long]
+    return from_first(kept, notes)._replace(
+        devices=[_known_of(gpu, GPU_PROPERTIES) for gpu in header.get(GPUS, [])],
+        job=_known_of(header.get(JOB, {}), JOB_PROPERTIES),
+        others=others,
+    )
+
+
+def from_first(events: list[Event], notes: Iterable[str]) -> Events:
+    """Events that are in order, with times since the first, and a note if work overlaps."""
+    origin = events[0].start if events else 0
+    for event in events:
         event.start -= origin
-    frames = [event for event in kept if event.kind == "frame"]
-    host = [event for event in kept if event.kind not in (*DEVICE, "frame")]
-    device = [event for event in kept if event.kind in DEVICE]
-    notes += overlap(device)
-    devices_of_file, job = read_header(path)
-    kept_notes = tuple(notes)
-    return Events(host, device, frames, kept_notes, devices_of_file, others, origin, job=job)
+    device = [event for event in events if event.kind in DEVICE]
+    frames = [event for event in events if event.kind == "frame"]
+    host = [event for event in events if event.kind not in (*DEVICE, "frame")]
+    return Events(host, device, frames, (*notes, *overlap(device)), origin)
 
 
-def _names(events: Collection[Event]) -> list[str]:
-    return [event.name for event in events]
+def _known_of(told: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """What a trace tells, by our names of it."""
+    return {name: told[key] for key, name in names.items() if key in told}
 
 
 def _named_device(record: dict[str, Any]) -> set[Any]:
@@ -283,20 +341,27 @@ def _named_device(record: dict[str, Any]) -> set[Any]:
     return {(process, record.get("tid")) if about == "thread_name" else process}
 
 
-def _lanes_of_work(events: list[Event], unknown: list[Event], devices: set[Any]) -> list[Event]:
-    """The unknown events that are kernels of a device, beside other events of which none is: by the
-    name of their lane or, where this is none of the host's threads, by a stream.
+def _find_work(events: list[Event], devices: set[Any]) -> bool:
+    """Whether unknown events are kernels of a device, beside known ones of which none is: by the
+    name of their lane or, where this is none of the host's threads, by a stream. They become that.
     """
-    if not events or any(event.kind in DEVICE for event in events):
-        return []
-    threads = {event.thread for event in events}
-    work = []
-    for event in unknown:
-        by_lane = event.thread in devices or event.thread[0] in devices
-        if by_lane or (event.stream is not None and event.thread not in threads):
-            event.kind = "kernel"
-            work.append(event)
-    return work
+    known = [event for event in events if event.kind not in UNKNOWN]
+    if not known or any(event.kind in DEVICE for event in known):
+        return False
+    threads = {event.thread for event in known}
+    work = [
+        event
+        for event in events
+        if event.kind in UNKNOWN
+        and (
+            event.thread in devices
+            or event.thread[0] in devices
+            or (event.stream is not None and event.thread not in threads)
+        )
+    ]
+    for event in work:
+        event.kind = "kernel"
+    return bool(work)
 
 
 def name_streams(device: list[Event]) -> None:
@@ -341,14 +406,17 @@ def _event(record: dict[str, Any], shared: dict[Any, Any]) -> Event | None:
         event.memory = int(size), str(address), int(total), "gpu" if int(device) else "cpu"
     elif event_kind in ("operator", "annotation"):
         event.number = arguments.get("Sequence number")
-        dimensions = arguments.get("Input Dims") or []
-        shapes = json.dumps([shape if isinstance(shape, list) else [] for shape in dimensions])
-        types = json.dumps(list(map(str, arguments.get("Input type") or [])))
-        event.shapes = shared.setdefault(shapes, shapes)
-        event.types = shared.setdefault(types, types)
+        dimensions = arguments.get("Input Dims")
+        if dimensions:
+            shapes = json.dumps([shape if isinstance(shape, list) else [] for shape in dimensions])
+            event.shapes = shared.setdefault(shapes, shapes)
+        types = arguments.get("Input type")
+        if types:
+            types = json.dumps(list(map(str, types)))
+            event.types = shared.setdefault(types, types)
     else:
         event.correlation = arguments.get("correlation")
-        event.stream = _stream(arguments)
+        event.stream = next((arguments[key] for key in arguments if _is_stream(key)), None)
         task = arguments.get(TASK)
         if task and event_kind == "uncategorized":
             event.kind = "unknown" if WAITING_TASK.search(str(task)) else "kernel"
@@ -361,13 +429,6 @@ def _event(record: dict[str, Any], shared: dict[Any, Any]) -> Event | None:
             event.collective = shared.setdefault(collective, collective)
     hash((event.correlation, event.stream, event.number))  # TypeError: they are lists or objects.
     return event
-
-
-def _stream(arguments: dict[str, Any]) -> Any:
-    """The stream of a launch or of work; a queue of an XPU is one."""
-    if "stream" in arguments:
-        return arguments["stream"]
-    return next((arguments[key] for key in arguments if STREAM.fullmatch(key)), None)
 
 
 def _without_clock(events: list[Event]) -> set[Event]:
@@ -395,7 +456,9 @@ def _endless(events: list[Event]) -> set[Event]:
     first = events[0].start
     last = events[-1].start
     late = [event for event in events if event.end > last]
-    endless = {event for event in late if _has_overflowed(event.duration)}
+    endless = {
+        event for event in late for limit in LIMITS if abs(event.duration - limit) < NEAR * limit
+    }
     host = (event for event in late if event.kind not in DEVICE and event not in endless)
     last = max((last, *(event.end for event in host)))
     device = [event for event in events if event.kind in DEVICE]
@@ -404,10 +467,6 @@ def _endless(events: list[Event]) -> set[Event]:
     long = frame.end > frame.groupby("stream").end.shift(-ENCLOSED)
     long &= frame.end - last > FAR * (last - first)
     return endless | {device[row] for row in frame.index[long]}
-
-
-def _has_overflowed(duration: int) -> bool:
-    return any(abs(duration - limit) < NEAR * limit for limit in LIMITS)
 
 
 def overlap(device: list[Event]) -> tuple[str, ...]:

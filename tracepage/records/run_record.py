@@ -177,18 +177,12 @@ def processes(run: AnyRun) -> int:
     return run["training"].get("world_size", 1)
 
 
-def identity(run: AnyRun) -> dict[str, Any]:
-    """The conditions that two runs must share for their step times to be compared, by name."""
-    return {"version": run["version"]} | _machine_and_model(run)
-
-
-def conditions(run: AnyRun) -> dict[str, Any]:
-    """The conditions that a step's time depends on, besides the code."""
-    return {"batch size": run["training"]["batch_size"]} | _machine_and_model(run)
-
-
-def _machine_and_model(run: AnyRun) -> dict[str, Any]:
+def conditions(run: AnyRun, *varied: str) -> dict[str, Any]:
+    """The conditions that a step's time depends on, besides the code, without those of `varied`
+    names.
+    """
     named: dict[str, Any] = {
+        "batch size": run["training"]["batch_size"],
         "sequence length": run["training"]["sequence_length"],
         "torch": run["environment"]["torch"],
         "processes": processes(run),
@@ -198,7 +192,8 @@ def _machine_and_model(run: AnyRun) -> dict[str, Any]:
     for key in ("kind", "name", "threads", "multiprocessors"):
         named[f"device {key}"] = run["device"].get(key)
     named |= {f"model {key}": value for key, value in run["model"].items()}
-    return named | {f"precision {key}": value for key, value in run["precision"].items()}
+    named |= {f"precision {key}": value for key, value in run["precision"].items()}
+    return {name: value for name, value in named.items() if name not in varied}
 
 
 def all_profiled(run: RunRecord | TimedRun) -> bool:
@@ -213,6 +208,12 @@ def unusable(path: Path, run: RunRecord | TimedRun) -> list[str]:
     if all_profiled(run):
         return [f"all steps of {path.name} ran under the profiler, which slows them"]
     return []
+
+
+def incomparable(*sides: tuple[Path, RunRecord | TimedRun]) -> list[str]:
+    """Why the step times of two runs, each with its file, cannot be compared."""
+    reasons = [reason for path, run in sides for reason in unusable(path, run)]
+    return reasons + differences(*(conditions(run) for _, run in sides))
 
 
 def training_inputs(run: AnyRun) -> dict[str, Any]:

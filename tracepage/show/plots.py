@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 from tracepage.files import write_bytes
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.figure import Figure
+
+# Letters of 10 points are then 10 pixels high where a phone's 360 pixels show the whole figure.
+PAGE_INCHES = 5
+MIB = 2**20
+POINTS = 1500  # of memory: of more events, the one with the largest total in each interval
 
 # Colours that people with any colour vision tell apart (Okabe and Ito 2008, "Color Universal
 # Design").
@@ -22,6 +28,14 @@ SKY = "#56B4E9"
 BLACK = "#000000"
 LINES = (BLACK, BLUE, SKY, VERMILION, GREEN, ORANGE, PURPLE)
 MARKERS = "osD^v<>"
+CATEGORIES = {
+    "forward": SKY,
+    "backward": VERMILION,
+    "optimizer": GREEN,
+    "other": PURPLE,
+    "no stack": ORANGE,
+}
+EARLIER = "0.75"  # of what was allocated before
 
 
 def style(number: int) -> dict[str, Any]:
@@ -34,6 +48,30 @@ def new(width: float, height: float) -> "Figure":
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def memory(
+    times: "pandas.Series",
+    alive: "pandas.DataFrame",
+    total: "pandas.Series",
+    reserved: "pandas.Series | None" = None,
+) -> "Figure":
+    """Areas of the bytes that are alive after each event, stacked by the category that allocated
+    them, and a line of those that the pools reserve; `times` begin at 0.
+    """
+    end = times.iloc[-1] or 1
+    kept = total.groupby((times / end * (POINTS - 1)).astype(int)).idxmax()
+    areas = alive.loc[kept, alive.any()] / MIB
+    figure = new(PAGE_INCHES, 3.4)
+    axes = figure.add_subplot()
+    colours = [CATEGORIES.get(str(name), EARLIER) for name in areas]
+    axes.stackplot(times[kept], areas.T, labels=[*areas], colors=colours, step="post")
+    if reserved is not None:
+        axes.step(times[kept], reserved[kept] / MIB, BLACK, where="post", label="reserved")
+    axes.set(xlim=(0, end), ylabel="allocated, MiB")
+    axes.set_ylim(bottom=0)
+    figure.legend(loc="outside upper center", ncols=3, fontsize=8)
+    return figure
 
 
 def save(path: Path, figure: "Figure") -> None:

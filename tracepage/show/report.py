@@ -14,7 +14,7 @@ The template of the HTML page is report.html beside this module, and timeline.js
 with the library in vendor/.
 """
 
-import itertools
+import html
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -29,43 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = ("csv", "json", "md", "png")
-# Letters of 10 points are then 10 pixels high where a phone's 360 pixels show the whole figure.
-PAGE_INCHES = 5
-# Of the parts of a bar and of the events in a timeline, by their names; dark letters lie on them.
-COLOURS = {
-    "embed": "#c8b4f0",
-    "norm": "#8ed3a0",
-    "attention": "#f5ab7e",
-    "mlp": "#84bbf5",
-    "loss": "#f393b4",
-    "residual": "#ddd57c",
-    "optimizer": "#71d0c6",
-    "communication": "#ff8a80",
-    "computing": "#84bbf5",
-    "waits for ranks": "#e87fd0",
-    "backward": "#d7cfc4",
-    "launch": "#e9c46a",
-    "runtime call": "#cdbb88",
-    "matrix products": "#84bbf5",
-    "reductions": "#8ed3a0",
-    "elementwise": "#ddd57c",
-    "copies": "#c8b4f0",
-    "convolutions": "#71d0c6",
-    "input": "#f2665c",
-    "synchronization": "#e87fd0",
-    "allocation": "#d99a4e",
-    "compilation": "#b58cf2",
-    "cpu operators": "#c9a27a",
-    "saving": "#a3b56b",
-    "host": "#f0b429",
-    "launches": "#ff9d5c",
-    "copy to device": "#7fc7d9",
-    "copy to host": "#9aa7f0",
-    "small grids": "#a9c4b0",
-    "between kernels": "#d9d9d9",
-    "other": "#bdbdbd",
-    "unknown": "#bdbdbd",
-}
 
 
 class Item(NamedTuple):
@@ -109,8 +72,11 @@ class FigureItem(NamedTuple):
     description: str
 
     def svg(self) -> str:
+        """Without the title of the PNG, which lies alone: a page has its words in the text."""
         figure = self.draw()
-        figure.set_figwidth(PAGE_INCHES)
+        figure.set_figwidth(plots.PAGE_INCHES)
+        for axes in figure.axes:
+            axes.set_title("")
         return plots.svg(figure, f"{self.stem}-figure", self.description)
 
 
@@ -133,14 +99,14 @@ class Report:
         anchor = anchor or re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
         self.sections.append(Section(title, anchor, []))
 
-    def text(self, *paragraphs: str) -> None:
+    def text(self, *paragraphs: str, kind: str = "text") -> None:
         """Paragraphs; text between backticks is code."""
         for paragraph in paragraphs:
-            self._add("text", wrapped(paragraph), tables.markdown_text(paragraph), paragraph)
+            self._add(kind, wrapped(paragraph), tables.markdown_text(paragraph), paragraph)
 
     def verdict(self, sentence: str) -> None:
         """What a page says first, in large letters."""
-        self._add("verdict", wrapped(sentence), tables.markdown_text(sentence), sentence)
+        self.text(sentence, kind="verdict")
 
     def first_sentence(self) -> str:
         """The verdict, or the first text, of a report that begins with one."""
@@ -179,7 +145,7 @@ class Report:
         top: int | None = None,
     ) -> None:
         """A table of numbers, text and None (an empty cell), of which the `top` first rows are
-        shown.
+        shown; its title then says how many these are.
 
         A CSV file of the stem `csv` has all rows and columns in full precision. Text in the columns
         named in `code` is code, such as names of kernels. A terminal leaves out the columns of
@@ -190,6 +156,8 @@ class Report:
         terminal = tables.text(header, shown, least, f"{csv}.csv" if csv else "")
         markdown = tables.markdown(header, shown, code).strip()
         if title:
+            if top:
+                title += f", {len(shown)} of {len(rows)}"
             terminal = f"{wrapped(title)}\n{terminal}"
             markdown = f"**{tables.markdown_text(title)}**\n\n{markdown}"
         content = TableItem(header, shown, title, tables.numeric(header, shown), code)
@@ -258,7 +226,6 @@ class Report:
     def html(self) -> str:
         """One page that needs no network, with figures as SVG; only a timeline brings scripts."""
         import jinja2
-        from markupsafe import Markup, escape
 
         folder = Path(__file__).parent
         environment = jinja2.Environment(
@@ -267,20 +234,13 @@ class Report:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-
-        def with_code(text: str) -> Markup:
-            return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(text))))
-
-        def script(name: str) -> Markup:
-            return Markup((folder / name).read_text(encoding="utf-8"))
-
         environment.filters |= {
             "format_number": tables.format_number,
-            "with_code": with_code,
-            "script": script,
+            "with_code": lambda text: re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(text)),
+            "content": lambda name: (folder / name).read_text(encoding="utf-8"),
         }
         template = environment.get_template("report.html")
-        return template.render(title=self.title, sections=self.sections, colours=COLOURS)
+        return template.render(title=self.title, sections=self.sections)
 
     def write(
         self, folder: Path, stem: str, kinds: Sequence[str] = KINDS, flag: str = "--output-dir"
@@ -296,13 +256,12 @@ class Report:
             elif kind == "html":
                 contents[f"{stem}.html"] = self.html()
             elif kind == "png":
-                for item in itertools.chain(*(section.items for section in self.sections)):
-                    if item.kind == "figure":
-                        contents[f"{item.content.stem}.png"] = item.content.draw()
+                items = [item for section in self.sections for item in section.items]
+                figures = [item.content for item in items if item.kind == "figure"]
+                contents |= {f"{figure.stem}.png": figure.draw() for figure in figures}
             else:
-                for name, content in self.files.items():
-                    if name.endswith(f".{kind}"):
-                        contents[name] = content
+                names = [name for name in self.files if name.endswith(f".{kind}")]
+                contents |= {name: self.files[name] for name in names}
         for name in contents:
             writable_file(folder / name, flag, self.inputs)
         writers = {".json": write_json, ".png": plots.save}

@@ -68,18 +68,18 @@ def host(studies: Iterable[Mapping[str, Any]]) -> str:
     """What a call of PyTorch costs the host of benchmarks, the median of their processes; empty
     where none recorded it.
     """
-    costs = []
-    for study in studies:
-        for cell in study.get("cells", []):
-            costs += [run["host_us"] for run in cell.get("runs", []) if run.get("host_us")]
+    costs = [
+        run["host_us"]
+        for study in studies
+        for cell in study.get("cells", [])
+        for run in cell.get("runs", [])
+        if run.get("host_us")
+    ]
     if not costs:
         return ""
-    launch = median(cost["launch"] for cost in costs)
-    mm = median(cost["mm"] for cost in costs)
-    return (
-        f"this host: {tables.format_number(launch)} us a launch, {tables.format_number(mm)} us an "
-        "mm"
-    )
+    launch = tables.format_number(median(cost["launch"] for cost in costs))
+    mm = tables.format_number(median(cost["mm"] for cost in costs))
+    return f"this host: {launch} us a launch, {mm} us an mm"
 
 
 def last_loss(run: TimedRun) -> float:
@@ -237,11 +237,11 @@ def _measured(run: TimedRun) -> list[str]:
         f"  peak memory  {memory['peak_mib']:,.0f} MiB ({memory['kind']}{pools})",
         f"  FLOPs        {run['flops_per_step']['total'] / 1e9:.2f} GFLOP a step, "
         f"{tables.format_rate(run['flops_per_second'])}",
-        f"  MFU          {_utilization(run)}",
+        f"  MFU          {utilization(run)}",
     ]
 
 
-def _utilization(run: TimedRun) -> str:
+def utilization(run: TimedRun) -> str:
     """Shares of the data sheet's peak and of the product that the run measured."""
     rate = run["flops_per_second"]
     peak = peak_flops(run)

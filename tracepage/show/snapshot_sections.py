@@ -3,25 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tracepage.readers.allocator_history import BEFORE, NO_STACK, Snapshot
+from tracepage.readers.allocator_history import BEFORE, Snapshot
 from tracepage.show import plots, tables
-from tracepage.show.report import PAGE_INCHES, Report
+from tracepage.show.plots import MIB
+from tracepage.show.report import Report
 from tracepage.terminal import counted
 
 import pandas
 from matplotlib.figure import Figure
 
-MIB = 2**20
 TOP = 25  # rows
-POINTS = 1000  # in the figure: of more changes, the largest in each interval
-COLOURS = {
-    BEFORE: "0.75",
-    "forward": plots.SKY,
-    "backward": plots.VERMILION,
-    "optimizer": plots.GREEN,
-    "other": plots.PURPLE,
-    NO_STACK: plots.ORANGE,
-}
 ABOUT = (
     "The category follows from the stack. Most of a backward pass has none, because PyTorch runs "
     "it in a thread without Python. The allocator counts blocks, which can be larger than requests."
@@ -131,27 +122,12 @@ def _add_figure(page: Report, snapshot: Snapshot, stem: str) -> None:
 
 def _draw(snapshot: Snapshot) -> Figure:
     events = snapshot.events
-    allocated = _allocated(snapshot)
-    spaced = events.time_us - events.time_us.iloc[0]
-    bins = (spaced / (spaced.max() or 1) * (POINTS - 1)).astype(int)
-    kept = allocated.groupby(bins).idxmax()
-    times = spaced[kept] / 1e6
-    areas = {}
-    for category, colour in COLOURS.items():
-        changes = events.bytes.where(events.category == category, 0)
-        if changes.any():
-            areas[category] = (changes.cumsum()[kept] / MIB, colour)
-    heights, colours = zip(*areas.values(), strict=True)
-    figure = plots.new(PAGE_INCHES, 3.4)
-    axes = figure.add_subplot()
-    axes.stackplot(times, heights, labels=[*areas], colors=colours, step="post")
-    reserved = events.reserved.cumsum()[kept] / MIB
-    axes.step(times, reserved, where="post", color=plots.BLACK, linewidth=1, label="reserved")
+    changes = events.pivot(columns="category", values="bytes")
+    alive = changes.reindex(columns=[BEFORE, *plots.CATEGORIES]).fillna(0).cumsum()
+    times = (events.time_us - events.time_us.iloc[0]) / 1e6
+    figure = plots.memory(times, alive, _allocated(snapshot), events.reserved.cumsum())
     unit = "s" if snapshot.timed else "millions of entries"
-    axes.set_xlabel(f"{unit} since the history began")
-    axes.set_ylabel("MiB")
-    axes.set_ylim(bottom=0)
-    figure.legend(loc="outside upper center", ncols=3, fontsize=8)
+    figure.axes[0].set_xlabel(f"{unit} since the history began")
     return figure
 
 

@@ -124,21 +124,18 @@ def longest_waits(causes: StepCauses, trace: Trace) -> list[tuple[str, int, int]
     cause = causes.verdict["cause"]
     if cause not in ("work", *waits.RUNNING):
         gaps = gaps[gaps.cause == cause]
-    starts = [start for start, _ in trace.step_times()]
-    rows = [
-        waits.single_waits(of_cause).agg(
-            start_ns=("start_ns", "min"),
-            end_ns=("end_ns", "max"),
-            ns=("duration_ns", "sum"),
-            cause=("cause", "first"),
-            where=("where", "first"),
-        )
-        for _, of_cause in gaps.groupby("cause")
-    ]
-    if not rows:
+    if gaps.empty:
         return []
+    starts = [start for start, _ in trace.step_times()]
+    rows = waits.single_waits(gaps).agg(
+        start_ns=("start_ns", "min"),
+        end_ns=("end_ns", "max"),
+        ns=("duration_ns", "sum"),
+        cause=("cause", "first"),
+        where=("where", "first"),
+    )
     moments = []
-    for wait in pandas.concat(rows).nlargest(LONGEST, "ns").itertuples():
+    for wait in rows.nlargest(LONGEST, "ns").itertuples():
         number = sum(start <= wait.start_ns for start in starts)
         place = f" in step {number}" if starts else ""
         text = f"{tables.format_time(wait.ns / 1e6)}{place}: {wait_name(wait)}"
@@ -164,21 +161,12 @@ def add_changes(page: Report, first: StepCauses, second: StepCauses) -> None:
 
 def changes(first: StepCauses, second: StepCauses) -> list[list[Any]]:
     """Rows of a part's name, its ms on both sides and their difference; the last is the step."""
-    before = _milliseconds(first)
-    after = _milliseconds(second)
+    times: dict[str, list[float]] = {}
+    for number, side in enumerate((first, second)):
+        for part in side.parts:
+            times.setdefault(label(part), [0.0, 0.0])[number] += part["ms"]
     body: list[list[Any]] = []
-    for name in before | after:
-        times = [before.get(name, 0.0), after.get(name, 0.0)]
-        body.append([name, *times, times[1] - times[0]])
+    for name, (before, after) in times.items():
+        body.append([name, before, after, after - before])
     body.sort(key=lambda row: -abs(row[3]))
-    whole = ["the step", first.step_ms, second.step_ms, second.step_ms - first.step_ms]
-    return [*body, whole]
-
-
-def _milliseconds(causes: StepCauses) -> dict[str, float]:
-    """The time of each part by its name."""
-    times: dict[str, float] = {}
-    for part in causes.parts:
-        name = label(part)
-        times[name] = times.get(name, 0.0) + part["ms"]
-    return times
+    return [*body, ["the step", first.step_ms, second.step_ms, second.step_ms - first.step_ms]]

@@ -4,10 +4,13 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracepage import terminal
 from tracepage.terminal import counted, format_number, format_time, shortened, time_unit  # noqa: F401
+
+if TYPE_CHECKING:
+    import pandas
 
 NAME = 40  # characters to which a text column is shortened where a table is wider than the terminal
 LETTERS = {
@@ -125,6 +128,10 @@ def filled(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     kept = [column for column in columns if {*column[1:]} - {None}]
     lines = [list(line) for line in zip(*kept, strict=True)] or [[]]
     return lines[0], lines[1:]
+
+
+def of_frame(frame: "pandas.DataFrame") -> Table:
+    return frame.columns.tolist(), frame.astype(object).to_numpy().tolist()
 
 
 def letters(model: Mapping[str, object]) -> str:

@@ -9,8 +9,10 @@ they are known, F FLOPs is max(B / bandwidth, F / peak). Where the rest of a row
 most can be gained.
 """
 
+import functools
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +29,7 @@ from tracepage.show import run_facts, tables
 from tracepage.show.report import Report
 from tracepage.show.tables import format_number, format_time
 from tracepage.views import profile_summary, roofline
+from tracepage.views.roofline import Point
 
 TOP = 20  # Rows in the table.
 HEADER = ["name", "calls", "us", "MB", "GB/s", "% of copy", "bound by", "us above bound"]
@@ -46,22 +49,12 @@ HOW_TO_READ = (
 )
 
 
-class KernelTraffic(NamedTuple):
-    """All calls of a kernel, or of an operator in one span: of a mean step, or of everything that
-    was recorded.
-    """
-
-    name: str
-    calls: float
-    seconds: float
-    bytes: float
-    flops: float | None = None
-
-
 class Traffic(NamedTuple):
     """Memory traffic of a folder or file."""
 
-    rows: list[KernelTraffic]  # The longest first.
+    # All calls of a kernel in everything that was recorded, or of an operator in one span of a mean
+    # step, the longest first.
+    rows: list[Point]
     bytes_are: str  # MEASURED or MINIMUM
     path: Path  # The file that the bytes come from.
     # None if nothing was measured; the FLOP/s are infinite if only they were not.
@@ -72,7 +65,7 @@ class Traffic(NamedTuple):
     profile: Profile | None
 
 
-def from_counters(source: Source) -> list[KernelTraffic] | str:
+def from_counters(source: Source) -> list[Point] | str:
     """A row per kernel, or the names of the counters that are missing."""
     moved = work_counters.moved_bytes(source)
     if isinstance(moved, str):
@@ -85,11 +78,11 @@ def from_counters(source: Source) -> list[KernelTraffic] | str:
     rows = []
     for name, calls, ns, total, flops in added.itertuples():
         known = None if math.isnan(flops) else float(flops)
-        rows.append(KernelTraffic(name, int(calls), ns / 1e9, float(total), known))
+        rows.append(Point(name, known, float(total), ns / 1e9, calls=int(calls)))
     return rows
 
 
-def from_profile(profile: Profile) -> tuple[list[KernelTraffic], list[str]]:
+def from_profile(profile: Profile) -> tuple[list[Point], list[str]]:
     """A row per operator and span of a mean step, and notes about them."""
     known: dict[str, list[operators.OperatorCalls]] = defaultdict(list)
     unknown = whole = collectives = 0.0
@@ -102,10 +95,6 @@ def from_profile(profile: Profile) -> tuple[list[KernelTraffic], list[str]]:
             unknown += row.us
         elif row.bytes:
             known[f"{row.name} ({row.span})"].append(row)
-    rows = []
-    for name, calls in known.items():
-        number, seconds, flops, moved = operators.sums(calls)
-        rows.append(KernelTraffic(name, number, seconds, moved, flops))
     notes = ["only attention was kept"] if profile["attention_only"] else []
     if unknown:
         notes.append(
@@ -115,7 +104,11 @@ def from_profile(profile: Profile) -> tuple[list[KernelTraffic], list[str]]:
         )
     if collectives:
         notes.append(f"left out: collectives, {collectives / 1e3:.3g} ms a step")
-    return sorted(rows, key=lambda row: -row.seconds), notes
+    return roofline.points(known), notes
+
+
+def moved_bytes(rows: Iterable[Point]) -> float:
+    return sum(row.bytes or 0 for row in rows)
 
 
 def step_limits(profile: Profile, run: TimedRun | None = None) -> dict[str, float | None]:
@@ -134,7 +127,7 @@ def step_limits(profile: Profile, run: TimedRun | None = None) -> dict[str, floa
     of_copy = None
     of_launches = None
     if ceilings:
-        moved = sum(row.bytes for row in from_profile(profile)[0])
+        moved = moved_bytes(from_profile(profile)[0])
         of_copy = 100 * moved / seconds / ceilings["bytes_per_second"]
     if ceilings and launches:
         of_launches = 100 * launches * ceilings["operation_seconds"] / seconds
@@ -238,21 +231,19 @@ def _ceilings(
     """
     if profile and profile["run"]["ceilings"]:
         return profile["run"]["ceilings"], "a large copy in the profiled run"
-    beside = [path.with_name("roofline.csv")]
-    for file in sorted(path.rglob("roofline.csv")) if path.is_dir() else beside:
-        if not file.is_file():
-            continue
+    beside = path.parent.glob("roofline.csv")
+    for file in sorted(path.rglob("roofline.csv") if path.is_dir() else beside):
         bandwidth, peaks = rocm.read_rocprof_ceilings(file)
         if bandwidth:
             main = max(flops, key=lambda name: flops[name], default="")
             peak = peaks.get(main) if flops.get(main) else None
-            ceilings = Ceilings(
-                flops_per_second=peak or math.inf,
-                bytes_per_second=bandwidth,
-                operation_seconds=0,
-                precision=main,
-                work=UNITS,
-            )
+            ceilings: Ceilings = {
+                "flops_per_second": peak or math.inf,
+                "bytes_per_second": bandwidth,
+                "operation_seconds": 0,
+                "precision": main,
+                "work": UNITS,
+            }
             return ceilings, str(file)
     return None, ""
 
@@ -264,23 +255,24 @@ def table(traffic: Traffic) -> list[list[Any]]:
     rows: list[list[Any]] = []
     ceilings = traffic.ceilings
     for row in traffic.rows:
-        rate = row.bytes / row.seconds
+        moved = row.bytes or 0
+        rate = moved / row.seconds
         under_ceilings: list[Any] = [None, None, None]
         if ceilings:
             copy = ceilings["bytes_per_second"]
-            bound = operators.least_seconds(row.flops or 0, row.bytes, ceilings)
-            side = "compute" if bound > row.bytes / copy else "memory"
+            bound = operators.least_seconds(row.flops or 0, moved, ceilings)
+            side = "compute" if bound > moved / copy else "memory"
             known = row.flops is not None and math.isfinite(ceilings["flops_per_second"])
             above = 1e6 * (row.seconds - bound)
             under_ceilings = [100 * rate / copy, side if known else None, above]
-        amounts = [1e6 * row.seconds, row.bytes / 1e6, rate / 1e9]
+        amounts = [1e6 * row.seconds, moved / 1e6, rate / 1e9]
         rows.append([row.name, row.calls, *amounts, *under_ceilings])
     return rows
 
 
 def facts(traffic: Traffic) -> list[tuple[str, str]]:
     """Origin and amount of the bytes, and the share of the time that they need."""
-    total = sum(row.bytes for row in traffic.rows)
+    total = moved_bytes(traffic.rows)
     seconds = sum(row.seconds for row in traffic.rows)
     extent = "kernels, all that was recorded"
     if traffic.bytes_are == MINIMUM:
@@ -311,30 +303,26 @@ def bandwidth_report(traffic: Traffic) -> Report:
     rows = table(traffic)
     report.facts(facts(traffic))
     per_step = " in a step" if traffic.bytes_are == MINIMUM else ""
-    title = f"The longest {min(TOP, len(rows))} of {len(rows)}, with all their calls{per_step}"
-    shown = [[short_name(name), *cells] for name, *cells in rows[:TOP]]
-    report.table(*tables.filled(HEADER, shown), title=title, code=["name"])
+    title = f"The longest, with all their calls{per_step}"
+    named = [[short_name(name), *cells] for name, *cells in rows]
+    report.table(*tables.filled(HEADER, named), title, code=["name"], top=TOP)
     report.csv("bandwidth", HEADER, rows)
-    points = _counted(traffic)
-    if points:
-        roof = tables.filled(*roofline.table(points, traffic.ceilings))
+    if not traffic.ceilings:
+        return report
+    if _counted(traffic.ceilings):
+        roof = tables.filled(*roofline.table(_named(traffic), traffic.ceilings))
         report.table(*roof, title="Under the roofline", csv="points", least=["ridge", "MB"])
-    if traffic.ceilings:
-        report.text(HOW_TO_READ)
+    report.text(HOW_TO_READ)
     return report
 
 
-def _counted(traffic: Traffic) -> list[roofline.Point]:
-    """A point per kernel if rocprof-compute counted bytes and FLOPs and measured both ceilings,
-    else none.
-    """
-    ceilings = traffic.ceilings
-    if not ceilings or ceilings.get("work") != UNITS or math.isinf(ceilings["flops_per_second"]):
-        return []
-    return [
-        roofline.Point(short_name(row.name), row.flops, row.bytes, row.seconds)
-        for row in traffic.rows
-    ]
+def _counted(ceilings: Ceilings) -> bool:
+    """Whether rocprof-compute measured both ceilings."""
+    return ceilings.get("work") == UNITS and math.isfinite(ceilings["flops_per_second"])
+
+
+def _named(traffic: Traffic) -> list[Point]:
+    return [row._replace(name=short_name(row.name)) for row in traffic.rows]
 
 
 def write_bandwidth(path: Path, folder: Path, draw_roofline: bool) -> str:
@@ -345,18 +333,19 @@ def write_bandwidth(path: Path, folder: Path, draw_roofline: bool) -> str:
     report = bandwidth_report(traffic)
     if not draw_roofline:
         return report.publish(folder, "bandwidth")
-    points = _counted(traffic)
     ceilings = traffic.ceilings
+    points = _named(traffic)
     title = f"{traffic.path}, bytes and FLOPs counted"
-    if not points:
+    if not ceilings or not _counted(ceilings):
         if not traffic.profile:
             raise UsageError(
                 f"{path} holds no profile_*.json, which --generate-roofline-plot needs for FLOPs: "
                 f"{INPUT_HINT}"
             )
+        ceilings = roofline.measured(traffic.profile["run"]["ceilings"])
         points = roofline.from_profile(traffic.profile)
-        ceilings = traffic.profile["run"]["ceilings"]
         title = profile_summary.conditions(traffic.profile)
     about = f"Roofline; bytes are {traffic.bytes_are}"
-    report.figure(lambda: roofline.figure(points, ceilings, title), "roofline", about)
+    draw = functools.partial(roofline.figure, points, ceilings, title)
+    report.figure(draw, "roofline", about)
     return report.publish(folder, "bandwidth")

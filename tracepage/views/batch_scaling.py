@@ -6,7 +6,6 @@ and throughput tends to S / b. Of memory, a is weights, gradients and optimizer 
 activations of one sample.
 """
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,18 +82,21 @@ def read_sizes(folders: Sequence[Path]) -> list[TimedRun]:
     """
     paths = [step_profile.find(folder) for folder in folders]
     records = [(path, step_profile.read(path)["run"]) for path in paths]
-    for (path, run), (other_path, other) in itertools.combinations(records, 2):
-        conditions = (
-            run_record.identity(run) | run.get("settings", {}),
-            run_record.identity(other) | other.get("settings", {}),
-        )
-        run_record.require_equal((path, other_path), conditions, "the batch size")
     runs = [run for _, run in records]
+    first_path, first = records[0]
+    for path, run in records[1:]:
+        conditions = _conditions(first), _conditions(run)
+        run_record.require_equal((first_path, path), conditions, "the batch size")
     if len({run["training"]["batch_size"] for run in runs}) != max(2, len(runs)):
         raise UsageError(
             "--profile-dirs: give two folders or more, with one profile for each batch size"
         )
     return sorted(runs, key=lambda run: run["training"]["batch_size"])
+
+
+def _conditions(run: TimedRun) -> dict[str, Any]:
+    conditions = {"version": run["version"]} | run_record.conditions(run, "batch size")
+    return conditions | run.get("settings", {})
 
 
 def equation(line: Curve, unit: str) -> str:

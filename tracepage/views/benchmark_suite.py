@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tracepage import files
 from tracepage.errors import RunError
-from tracepage.records import study_files
 from tracepage.records.study_files import Benchmark
 from tracepage.show import run_facts, tables
 from tracepage.show.report import Report
@@ -48,9 +48,9 @@ def reason(cell: Mapping[str, Any]) -> str:
 def render_benchmark(path: Path) -> Report:
     """The report on a benchmark.json, as .csv, .json and .md.
 
-    RunError: nothing was measured. UsageError: as `study_files.read_benchmark`.
+    RunError: nothing was measured.
     """
-    measured = study_files.read_benchmark(path)
+    measured = files.read(path, Benchmark)
     cells: list[Any] = [*measured["cells"], *measured["accuracy"]]
     if all(cell["status"] != "ok" for cell in cells):
         raise RunError(f"nothing was measured; the first: {place(cells[0])}, {reason(cells[0])}")
@@ -119,20 +119,14 @@ def add_tables(report: Report, measured: Benchmark, rows: Rows) -> None:
     if "throughput" in metrics:
         report.section(f"Throughput (and speed-up against {first})", "throughput")
         header = ["ms/step", "p20 to p80", "ms/step of each process", "tokens/s", "speed-up"]
-        report.table(
-            heads + header,
-            table_rows(rows, "ms", "spread", "processes", "tokens_per_second", "speedup"),
-        )
-        noise = {
-            place(row).replace(",", ""): row | {"median": row["ms"]}
-            for row in rows.values()
-            if row["ms"]
-        }
+        numbers = table_rows(rows, "ms", "spread", "processes", "tokens_per_second", "speedup")
+        report.table(heads + header, numbers)
+        noise = {place(row).replace(",", ""): row for row in rows.values() if row["ms"]}
         report.text(*run_facts.noise(noise))
-        states = table_rows(rows, *STATE)
-        if any(value is not None for row in states for value in row[len(SHAPE) :]):
+        header, states = tables.filled([*heads, *STATE.values()], table_rows(rows, *STATE))
+        if len(header) > len(heads):
             report.section("GPU during the timed steps", "state")
-            report.table([*heads, *STATE.values()], states)
+            report.table(header, states)
     if "memory" in metrics:
         kinds = [run["kind"] for cell in measured["cells"] for run in cell["runs"]]
         kind = kinds[0] if kinds else ""
@@ -167,22 +161,18 @@ def results(measured: Benchmark) -> Rows:
     for cell in measured["cells"]:
         row: Row = {name: cell.get(name) for name in COLUMNS}
         if cell["status"] == "ok":
-            runs: list[Any] = cell["runs"]
-            steps = pandas.DataFrame([run["step_ms"] for run in runs]).median()
+            runs = pandas.DataFrame([{**run, **run["step_ms"]} for run in cell["runs"]])
+            medians: dict[Any, float] = runs.median(numeric_only=True).dropna().to_dict()
+            row |= medians
             tokens = row["batch_size"] * row["sequence_length"]
-            row |= {"ms": steps["median"], "p20": steps["p20"], "p80": steps["p80"]}
             row |= {
+                "ms": row["median"],
                 "repeats": len(runs),
-                "peak_mib": median(run["peak_mib"] for run in runs),
                 "spread": tables.spread(row),
-                "processes": ", ".join(f"{run['step_ms']['median']:.4g}" for run in runs),
-                "tokens_per_second": tokens / row["ms"] * 1e3,
+                "processes": ", ".join(f"{ms:.4g}" for ms in runs["median"]),
+                "tokens_per_second": tokens / row["median"] * 1e3,
             }
-            for name in STATE:
-                known = [run[name] for run in runs if run.get(name) is not None]
-                row[name] = median(known) if known else None
-            if "energy" in measured["metrics"]:
-                row["joules"] = median(run["joules"] for run in runs)
+            if "joules" in row:
                 row["mj_per_token"] = 1e3 * row["joules"] / tokens
         rows[row["model"], row["batch_size"], row["sequence_length"]] = row
     for (_, batch_size, length), row in rows.items():

@@ -9,7 +9,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from tracepage.cost.operators import OperatorCalls
 from tracepage.cost.optimization_targets import SCHEMA, Step, mean_step, targets
 from tracepage.errors import UsageError
 from tracepage.readers import pytorch
@@ -57,22 +56,10 @@ ABOUT_TARGETS = (
     "(Amdahl's law): a bound, not a forecast. Bounds of targets that share operators do not "
     "multiply."
 )
-CSV_COLUMNS = (
-    "operator",
-    "span",
-    "phase",
-    "input_shapes",
-    "input_types",
-    "calls_per_step",
-    "us_per_step",
-    "flops_per_call",
-    "bytes_per_call",
-    "bound_by",
-    "percent_of_ceiling",
-    "percent_of_step",
-    "flops_per_second",
-    "bytes_per_second",
-)
+CSV_COLUMNS = """
+    operator span phase input_shapes input_types calls_per_step us_per_step flops_per_call
+    bytes_per_call bound_by percent_of_ceiling percent_of_step flops_per_second bytes_per_second
+"""
 
 
 def overlap(times: float, busy: float) -> list[str]:
@@ -93,16 +80,11 @@ def by_limit(step: Step) -> list[list[Any]]:
     """
     added: dict[str, float] = defaultdict(float)
     for row in step.rows:
-        added[communication_or(row.name, LIMITS[_bound(step, row)])] += row.us
+        added[communication_or(row.name, LIMITS[row.bound])] += row.us
     if step.outside_us:
         added[IDLE if step.on_gpu else "outside operators (Python, dispatch)"] = step.outside_us
     longest = sorted(added.items(), key=lambda item: -item[1])
     return [[name, us, 100 * us / step.us] for name, us in longest]
-
-
-def _bound(step: Step, row: OperatorCalls) -> str:
-    """What binds an operator; a CPU launches nothing."""
-    return "call" if row.bound == "launch" and not step.on_gpu else row.bound
 
 
 def limits(profile: Profile) -> list[tuple[str, str]]:
@@ -116,19 +98,13 @@ def limits(profile: Profile) -> list[tuple[str, str]]:
     shares = bandwidth.step_limits(profile)
     rows = bandwidth.from_profile(profile)[0]
     ceilings = run["ceilings"]
-    peak = run_facts.peak_flops(run)
     seconds = run["step_ms"]["median"] / 1e3
-    work = f"{tables.format_rate(run['flops_per_second'])}, "
-    if peak:
-        work += f"MFU {shares['MFU %']:.3g} % of {tables.format_rate(peak)} (data sheet)"
-    elif run_facts.products_in_fp8(run):
-        work += "no MFU (products in two formats)"
-    else:
-        work += "no MFU (peak not listed)"
-    if ceilings:
-        work += f"; {shares['% of measured GEMM']:.3g} % of the measured GEMM"
-    facts = [("step", tables.format_time(1e3 * seconds)), ("FLOPs", work)]
-    moved = sum(row.bytes for row in rows)
+    facts = [
+        ("step", tables.format_time(1e3 * seconds)),
+        ("FLOPs", tables.format_rate(run["flops_per_second"])),
+        ("MFU", run_facts.utilization(run)),
+    ]
+    moved = bandwidth.moved_bytes(rows)
     if moved:
         facts += bandwidth.demand(sum(row.flops or 0 for row in rows), moved, seconds, ceilings)
     if shares["launches"]:
@@ -158,14 +134,11 @@ def bottleneck_report(step: Step, path: Path, prefix: str = "", verdict: str = "
     if profile["attention_only"]:
         report.text("Only attention was kept: shares are of attention, not of the step.")
     ceilings = run["ceilings"]
+    bounds = "No measured ceilings, so nothing is classed or bounded: run with --measure-peak."
     if ceilings:
         operation = tables.format_time(ceilings["operation_seconds"] * 1e3)
-        report.text(f"With {roofline.describe(ceilings)}; {operation} for a small operation.")
-    else:
-        report.text(
-            "No measured ceilings, so nothing is classed or bounded: "
-            "profile again with --measure-peak."
-        )
+        bounds = f"With {roofline.describe(ceilings)}; {operation} for a small operation."
+    report.text(bounds)
     _add_spans(report, step)
     _add_operators(report, step, prefix)
     _add_targets(report, step, path, prefix)
@@ -211,7 +184,7 @@ def _add_operators(report: Report, step: Step, prefix: str) -> None:
             row.calls,
             row.us / 1e3 * factor,
             100 * row.us / step.us,
-            _bound(step, row),
+            row.bound,
             row.percent,
         ]
         for row in step.rows[:TOP]
@@ -221,7 +194,7 @@ def _add_operators(report: Report, step: Step, prefix: str) -> None:
         [*row, 100 * row.us / step.us, row.rate(row.flops), row.rate(row.bytes)]
         for row in step.rows
     )
-    report.csv(f"{prefix}operator_timing", CSV_COLUMNS, timing)
+    report.csv(f"{prefix}operator_timing", CSV_COLUMNS.split(), timing)
 
 
 def _add_targets(report: Report, step: Step, path: Path, prefix: str) -> None:

@@ -108,19 +108,9 @@ def kernel_table(kernels: pandas.DataFrame) -> tables.Table:
     for key, calls in kernels.groupby(["name", "phase"], sort=False):
         name, phase = map(str, key)
         spans = calls.groupby("span").duration_ns.sum().sort_values(ascending=False).index
-        sums = calls[["on_path", "duration_ns", "path_ns", "gap_ns"]].sum()
-        rows.append(
-            [
-                kernel_names.short_name(name),
-                phase,
-                ", ".join(spans),
-                len(calls),
-                int(sums.on_path),
-                sums.duration_ns / 1e3,
-                sums.path_ns / 1e3,
-                sums.gap_ns / 1e3,
-            ]
-        )
+        times = calls[["duration_ns", "path_ns", "gap_ns"]].sum() / 1e3
+        place = [kernel_names.short_name(name), phase, ", ".join(spans)]
+        rows.append([*place, len(calls), int(calls.on_path.sum()), *times])
     header = ["kernel", "phase", "span", "launches", "on path", "us", "us on path", "gaps us"]
     return header, sorted(rows, key=lambda row: (-row[6], -row[5]))
 
@@ -138,11 +128,8 @@ def critical_path_report(path: Path, profile: Profile, sort_by: str | None = Non
         return report
     report.text(f"{profile_summary.conditions(profile)}. Command: `{profile['run']['command']}`")
     report.table(["quantity", "of the step"], summary(kernels).items())
-    header, rows = kernel_table(kernels)
-    title = (
-        f"Kernels of the step, {min(ROWS, len(rows))} of {len(rows)}, "
-        "those longest on the critical path first"
-    )
-    report.table(header, rows, title, code=["kernel"], least=["launches", "phase"], top=ROWS)
+    title = "Kernels of the step, those longest on the critical path first"
+    table = kernel_table(kernels)
+    report.table(*table, title, code=["kernel"], least=["launches", "phase"], top=ROWS)
     report.text(HOW_TO_READ)
     return report

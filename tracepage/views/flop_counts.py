@@ -3,7 +3,6 @@ reports.
 """
 
 from pathlib import Path
-from typing import cast
 
 from tracepage import files
 from tracepage.errors import UsageError
@@ -64,8 +63,8 @@ def render_flop_counts(profile: FlopCounts) -> Report:
     mfu_analysis.csv.
     """
     run = profile["run"]
-    needed = cast(dict[str, int], profile["parts"]["causal"])
-    executed = cast(dict[str, int], profile["parts"]["full"])
+    needed = profile["parts"]["causal"]
+    executed = profile["parts"]["full"]
     parts = [
         [part, count / 1e9, executed[part] / 1e9, 100 * count / needed["total"]]
         for part, count in needed.items()

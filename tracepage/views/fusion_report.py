@@ -25,15 +25,14 @@ def write_fusion_report(
     """Writes `output` (Markdown) and the page beside it, of the same name in .html.
 
     Of the profiles, in files or folders, the newest two that differ in the version alone are
-    compared, and the others named. Without a fusion_ablation.json the report names its command.
+    compared. Without a fusion_ablation.json the report names its command.
     Returns a line that names both files.
     """
     if output.suffix != ".md":
         raise UsageError(
             f"--output {output}: name a .md file; the page is written beside it as .html"
         )
-    sides = _conditions(baseline), _conditions(fused)
-    before, after = _newest_pair(*sides)
+    before, after = _newest_pair(_conditions(baseline), _conditions(fused))
     reduction = launch_changes.compare_launches(load_kernels.load(before), load_kernels.load(after))
     pair = {
         "baseline": (before, step_profile.read(before)["run"]),
@@ -43,9 +42,6 @@ def write_fusion_report(
     report.section("Conditions")
     run_pair.add_runs(report, pair)
     report.text("Ratios are baseline / fused: above 1 the fused version needs less.")
-    others = [*_others(sides[0], before), *_others(sides[1], after)]
-    if others:
-        report.text(f"Profiles that are not in this report: {'; '.join(others)}.")
     report.section("Kernel counts and step time", "kernels")
     report.text(
         "A mean step under the profiler. Backward work counts for the span whose forward work it "
@@ -104,17 +100,9 @@ def _newest_pair(
     """
     pairs = list(itertools.product(baseline, fused))
     pairs.sort(key=lambda pair: min(path.name for path in pair), reverse=True)
-    for before, after in pairs:
-        if not run_record.differences(baseline[before], fused[after]):
-            return before, after
-    return next(iter(baseline)), next(iter(fused))
-
-
-def _others(side: dict[Path, dict[str, Any]], chosen: Path) -> list[str]:
-    """Each profile but the chosen one, and in which conditions it differs from that."""
-    others = []
-    for path in side:
-        if path != chosen:
-            differences = run_record.differences(side[path], side[chosen])
-            others.append(f"{path}, {', '.join(differences) or 'which is older'}")
-    return others
+    alike = [
+        (before, after)
+        for before, after in pairs
+        if not run_record.differences(baseline[before], fused[after])
+    ]
+    return (alike or pairs)[0]

@@ -49,8 +49,8 @@ def render_gemms(path: Path) -> Report:
     last = rows[(rows[POINT] == rows[POINT].iloc[-1]).all(axis=1)]
     size = " x ".join(map(str, last[POINT].iloc[0]))
     title = f"Products at B x S = {size}; the CSV file has all"
-    report.table(SHOWN, last[SHOWN].astype(object).to_numpy().tolist(), title)
-    report.csv("gemm_analysis", list(rows.columns), rows.astype(object).to_numpy().tolist())
+    report.table(*tables.of_frame(last[SHOWN]), title)
+    report.csv("gemm_analysis", *tables.of_frame(rows))
     report.json("gemm_analysis", measured)
     return report
 

@@ -27,9 +27,8 @@ def share(row: TimedKernel, measured: KernelBenchmark) -> float:
     product.
     """
     ceilings = measured["ceilings"]
-    if row["unit"] == BYTES:
-        return 100 * rate(row) / ceilings["bytes_per_second"]
-    return 100 * rate(row) / ceilings["flops_per_second"]
+    memory = row["unit"] == BYTES
+    return 100 * rate(row) / ceilings["bytes_per_second" if memory else "flops_per_second"]
 
 
 def ratio(row: TimedKernel, other: TimedKernel) -> float:
@@ -79,15 +78,11 @@ def rate_table(measured: KernelBenchmark) -> tables.Table:
     for (operation, batch, length, hidden), contenders in shapes.items():
         kernel = contenders["kernel"]
         reached = tables.format_number(rate(kernel) / UNITS[kernel["unit"]])
-        ratios = []
-        peaks = [kernel["peak_mib"]]
-        for name in PEERS:
-            peer = contenders.get(name)
-            ratios.append(compared(peer, kernel) if peer else None)
-            peaks.append(peer["peak_mib"] if peer else None)
-        reached_share = share(kernel, measured)
+        peers = [contenders.get(name) for name in PEERS]
+        ratios = [compared(peer, kernel) if peer else None for peer in peers]
+        peaks = [peer["peak_mib"] if peer else None for peer in (kernel, *peers)]
         head = [operation, f"{batch} x {length}", hidden, f"{reached} {kernel['unit']}"]
-        rows.append([*head, reached_share, *ratios, *peaks])
+        rows.append([*head, share(kernel, measured), *ratios, *peaks])
     header = ["operation", "B x S", "D", "kernel", "% of ceiling"]
     header += [f"{name} / kernel" for name in PEERS]
     header += [f"{name}'s MiB" for name in ("kernel", *PEERS)]

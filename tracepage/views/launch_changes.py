@@ -59,19 +59,12 @@ class Reduction:
         same), the largest change in calls first, then in time.
         """
         sums = self.launches.groupby(list(labels), as_index=False, sort=False)[NUMBERS].sum()
-        calls = zip(sums.calls_before, sums.calls_after, strict=True)
-        sums["change"] = [_change(before, after) for before, after in calls]
+        before = sums.calls_before
+        after = sums.calls_after
+        cases = [after == 0, before == 0, before == after, after < before]
+        sums["change"] = numpy.select(cases, ["gone", "new", "same", "fewer"], "more")
         more_us = (sums.us_after - sums.us_before).abs()
-        more_calls = (sums.calls_after - sums.calls_before).abs()
-        return sums.loc[numpy.lexsort((-more_us, -more_calls))]
-
-
-def _change(before: float, after: float) -> str:
-    if not before or not after:
-        return "gone" if before else "new"
-    if before == after:
-        return "same"
-    return "fewer" if after < before else "more"
+        return sums.loc[numpy.lexsort((-more_us, -(after - before).abs()))]
 
 
 def compare_launches(before: Source, after: Source, may_differ: bool = False) -> Reduction:
@@ -185,16 +178,15 @@ def add_section(report: Report, reduction: Reduction, stem: str, top: int) -> No
         rows = [[row[1], *numbers(row)] for row in reduction.by(label).itertuples()]
         rows.append(["all", *numbers(total)])
         report.table([label, *header], rows, f"{counted}, by {label}")
-    changed = names[names.change != "same"]
     rows = [
         [kernel_names.short_name(str(row.name)), row.kind, row.change, *numbers(row)]
-        for row in changed.head(top).itertuples()
+        for row in names[names.change != "same"].itertuples()
     ]
     label = "operator" if reduction.counted == "operator calls" else "kernel"
-    title = f"{counted}, largest changes in calls ({len(rows)} of {len(changed)})"
-    report.table([label, "kind", "status", *header], rows, title, code=[label])
+    title = f"{counted}, largest changes in calls"
+    report.table([label, "kind", "status", *header], rows, title, code=[label], top=top)
     report.text(*reduction.notes)
-    report.csv(stem, ["name", "kind", *NUMBERS, "change"], names.values.tolist())
+    report.csv(stem, *tables.of_frame(names))
 
 
 def headline(reduction: Reduction) -> str:

@@ -91,7 +91,7 @@ def launch_report(source: Source, top: int, verdict: str = "") -> Report:
         report.verdict(verdict)
     report.facts(facts)
     label = "operator" if source.are_operators else "kernel"
-    title = f"{label.capitalize()}s that take longest, {min(top, len(rows))} of {len(rows)}"
+    title = f"{label.capitalize()}s that take longest"
     report.table(*kernel_rows(rows, label), title, code=[label], top=top)
     return report
 
@@ -103,15 +103,14 @@ def kernel_rows(rows: pandas.DataFrame, label: str, steps: int = 1) -> tables.Ta
     totals = rows.total_ns / steps
     whole, per_whole = tables.time_unit(totals.max() / 1e6)
     single, per_single = tables.time_unit(rows.mean_ns.max() / 1e6)
-    columns = (
-        map(kernel_names.short_name, rows.name),
-        rows.calls / steps,
-        totals / 1e6 * per_whole,
-        rows.mean_ns / 1e6 * per_single,
-        100 * rows.share,
-    )
-    header = [label, "calls", f"total {whole}", f"mean {single}", "share %"]
-    return header, [list(row) for row in zip(*columns, strict=True)]
+    columns = {
+        label: rows.name.map(kernel_names.short_name),
+        "calls": rows.calls / steps,
+        f"total {whole}": totals / 1e6 * per_whole,
+        f"mean {single}": rows.mean_ns / 1e6 * per_single,
+        "share %": 100 * rows.share,
+    }
+    return tables.of_frame(pandas.DataFrame(columns))
 
 
 def _time(ns: float) -> str:

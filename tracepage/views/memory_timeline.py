@@ -7,22 +7,14 @@ allocator; on a CPU the total starts at zero.
 
 from tracepage.readers.trace import Trace
 from tracepage.show import plots, tables
-from tracepage.show.report import PAGE_INCHES, Report
+from tracepage.show.plots import MIB
+from tracepage.show.report import Report
 
 import pandas
 from matplotlib.figure import Figure
 
 EARLIER = "allocated before the profile"
-COLOURS = {
-    EARLIER: "0.75",
-    "forward": plots.SKY,
-    "backward": plots.VERMILION,
-    "optimizer": plots.GREEN,
-    "other": plots.PURPLE,
-}
-# In the figure; of more events, the one with the largest total in each interval is drawn.
-POINTS = 1500
-MIB = 2**20
+PHASES = [EARLIER, "forward", "backward", "optimizer", "other"]
 HOW_TO_READ = (
     "In the forward pass memory climbs, because each layer keeps tensors for its backward pass. In "
     "the backward pass it falls while gradients take their place. The optimizer adds its state in "
@@ -54,7 +46,7 @@ def followed(trace: Trace) -> pandas.DataFrame:
 
 def alive_by_phase(events: pandas.DataFrame) -> pandas.DataFrame:
     """Bytes alive after each event, a column for each phase that allocated them."""
-    changes = events.pivot(columns="phase", values="bytes").reindex(columns=[*COLOURS])
+    changes = events.pivot(columns="phase", values="bytes").reindex(columns=PHASES)
     alive = changes.fillna(0).cumsum()
     known = alive.drop(columns=EARLIER).sum(axis=1)
     return alive.assign(**{EARLIER: (events.total_bytes - known).clip(lower=0)})
@@ -76,26 +68,14 @@ def at_peak(events: pandas.DataFrame) -> tuple[int, list[tuple[str, str, int]]]:
 
 def draw_areas(trace: Trace, events: pandas.DataFrame) -> Figure:
     """Areas of the allocated MiB over time, stacked by the phase that allocated them."""
-    totals = events.total_bytes
     begin = events.time_ns.min()
     unit, factor = tables.time_unit((events.time_ns.max() - begin) / 1e6)
     times = (events.time_ns - begin) / 1e6 * factor
-    end = times.iloc[-1] or 1
-    kept = totals.groupby((times / end * (POINTS - 1)).astype(int)).idxmax()
-    alive = alive_by_phase(events)
-    alive = alive.loc[kept, alive.any()] / MIB
-    figure = plots.new(PAGE_INCHES, 3.4)
-    axes = figure.add_subplot()
-    colours = [COLOURS[str(phase)] for phase in alive]
-    axes.stackplot(times[kept], alive.T, labels=[*alive], colors=colours, step="post")
+    figure = plots.memory(times, alive_by_phase(events), events.total_bytes)
+    [axes] = figure.axes
     for start in trace.steps.start_ns:
         axes.axvline((start - begin) / 1e6 * factor, color="0.3", linewidth=0.8, linestyle=":")
     axes.set_xlabel(f"{unit} since the first event (dotted: a step begins)")
-    axes.set_ylabel("allocated, MiB")
-    axes.set(xlim=(0, end), ylim=(0, 1.05 * totals.max() / MIB))
-    figure.legend(
-        loc="outside upper center", ncols=3, fontsize=8, title="allocated in", title_fontsize=8
-    )
     return figure
 
 

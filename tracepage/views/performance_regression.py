@@ -32,13 +32,7 @@ def render_regression(
     before = run_record.read(baseline)
     after = run_record.read(current)
     records = ((baseline, before), (current, after))
-    reasons = [reason for path, run in records for reason in run_record.unusable(path, run)]
-    reasons += run_record.differences(run_record.conditions(before), run_record.conditions(after))
-    for path, run in records:
-        losses = len(run["loss"]["all"])
-        steps = len(run["step_ms"]["all"])
-        if losses != steps:
-            reasons.append(f"{path.name} has losses of {losses} steps, and {steps} were timed")
+    reasons = run_record.incomparable(*records)
     if reasons or not (run_record.finished(before) and run_record.finished(after)):
         raise UsageError(
             f"{baseline} and {current} cannot be compared: {'; '.join(reasons)}; "

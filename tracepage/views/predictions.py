@@ -82,10 +82,8 @@ def check_prediction(before: Path, after: Path, change: str | None, path: Path) 
             f"{path} holds, for the profile {paths[0]}, {named}: make one with --expect, or choose "
             "it with --change"
         )
-    conditions = run_record.conditions(ours), run_record.conditions(theirs)
-    if change == "use-amp":
-        for run in conditions:
-            del run["precision compute"]
+    varied = "precision compute" if change == "use-amp" else ""
+    conditions = run_record.conditions(ours, varied), run_record.conditions(theirs, varied)
     run_record.require_equal(paths, conditions, change)
     guess = guesses[change]
     old = ours["step_ms"]

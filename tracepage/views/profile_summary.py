@@ -4,6 +4,7 @@
 report.md. The flag `--profile-operators` prints the table of operators.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,9 @@ ROWS = 20  # In the tables of kernels and operators.
 SORT_KEYS = {
     "cpu_time_total": "cpu_us",
     "self_cpu_time_total": "self_cpu_us",
-    "cuda_time_total": "device_us",
-    "self_cuda_time_total": "self_device_us",
     "device_time_total": "device_us",
     "self_device_time_total": "self_device_us",
     "cpu_memory_usage": "allocated_bytes",
-    "cuda_memory_usage": "allocated_bytes",
     "device_memory_usage": "allocated_bytes",
     "count": "calls",
 }
@@ -62,12 +60,9 @@ def write_summaries(paths: Sequence[Path], sort_by: str | None = None) -> list[P
     """Writes report.md into the folder of each profile; it has a section for each of `paths` in
     that folder.
     """
-    reports: dict[Path, Report] = {}
-    for path in paths:
-        report = reports.setdefault(path.parent, Report("Profiles"))
-        add_section(report, path, step_profile.read(path), sort_by)
     written = []
-    for folder, report in reports.items():
+    for folder, members in itertools.groupby(sorted(paths), key=lambda path: path.parent):
+        report = summary_report(members, sort_by)
         written += report.write(folder, "report", ("md",), "--generate-report")
     return written
 
@@ -88,9 +83,8 @@ def add_section(report: Report, path: Path, profile: Profile, sort_by: str | Non
     report.table(*spans, title=f"Time {where} in a mean step")
     if profile["kernels"]:
         kernels = summary(pytorch.profile_source(path, profile))
-        header, rows = kernel_rows(kernels, "kernel", profile["profiled_steps"])
-        title = _title("Kernels", profile, rows)
-        report.table(header, rows, title=title, code=["kernel"], top=ROWS)
+        table = kernel_rows(kernels, "kernel", profile["profiled_steps"])
+        report.table(*table, _title("Kernels", profile), code=["kernel"], top=ROWS)
         idle = f"{step_profile.idle_percent(profile):.1f} % of the step"
         report.text(
             f"{launches(profile)} The GPU is idle {idle}. "
@@ -102,21 +96,17 @@ def add_section(report: Report, path: Path, profile: Profile, sort_by: str | Non
 
 def _add_operators(report: Report, profile: Profile, sort_by: str | None) -> None:
     header, rows, column = operator_rows(profile, sort_by)
-    rows = [list(map(_rounded, row)) for row in rows]
-    title = f"{_title('Operators', profile, rows)}, sorted by {LABELS[column]}"
-    report.table(header, rows, title=title, top=ROWS)
+    title = f"{_title('Operators', profile)}, sorted by {LABELS[column]}"
+    # No memory is 3.81e-06 MiB.
+    table = pandas.DataFrame(rows, columns=header).round({LABELS["allocated_bytes"]: 4})
+    report.table(*tables.of_frame(table), title, top=ROWS)
     if "operator_flops" in profile:
         report.text(FLOPS_NOTE)
 
 
-def _rounded(cell: Any) -> Any:
-    """No memory is 3.81e-06 MiB."""
-    return round(cell, 4) if isinstance(cell, float) else cell
-
-
-def _title(label: str, profile: Profile, rows: list) -> str:
+def _title(label: str, profile: Profile) -> str:
     part = " of attention" if profile["attention_only"] else ""
-    return f"{label}{part} in a mean step, {min(ROWS, len(rows))} of {len(rows)}"
+    return f"{label}{part} in a mean step"
 
 
 def operator_rows(
@@ -127,7 +117,7 @@ def operator_rows(
     """
     on_gpu = bool(profile["kernels"])
     steps = profile["profiled_steps"]
-    column = SORT_KEYS[sort_by or "self_device_time_total"]
+    column = SORT_KEYS[(sort_by or "self_device_time_total").replace("cuda", "device")]
     times = ["self_cpu_us", "cpu_us"]
     if on_gpu:
         times += ["self_device_us", "device_us"]
@@ -138,15 +128,16 @@ def operator_rows(
     added = added.sort_values(column, ascending=False, kind="stable")
     unit, factor = tables.time_unit(added[times].to_numpy().max() / 1e3)
     self_time = added["self_device_us" if on_gpu else "self_cpu_us"]
-    columns: dict[str, Iterable] = {"operator": added.index, "calls": added.calls}
-    columns |= {f"{LABELS[key]} {unit}": added[key] / 1e3 * factor for key in times}
-    columns["share %"] = 100 * self_time / (self_time.sum() or 1)
+    table = pandas.DataFrame({"operator": added.index, "calls": added.calls})
+    for key in times:
+        table[f"{LABELS[key]} {unit}"] = added[key] / 1e3 * factor
+    table["share %"] = 100 * self_time / (self_time.sum() or 1)
     if profile["memory_peak_bytes"] is not None:
-        columns[LABELS["allocated_bytes"]] = added.allocated_bytes / 2**20
+        table[LABELS["allocated_bytes"]] = added.allocated_bytes / 2**20
     if "operator_flops" in profile:
         flops = profile["operator_flops"]
-        columns["GFLOP"] = [flops.get(name, 0) / steps / 1e9 for name in added.index]
-    return list(columns), [list(row) for row in zip(*columns.values(), strict=True)], column
+        table["GFLOP"] = [flops.get(name, 0) / steps / 1e9 for name in added.index]
+    return *tables.of_frame(table), column
 
 
 def span_rows(profile: Sums, attention_only: bool = False) -> tables.Table:

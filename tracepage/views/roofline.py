@@ -18,7 +18,7 @@ from tracepage.errors import UsageError
 from tracepage.records.fields import Ceilings
 from tracepage.records.step_profile import Profile
 from tracepage.show import plots, tables
-from tracepage.show.report import PAGE_INCHES, Report
+from tracepage.show.report import Report
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -43,18 +43,18 @@ class Point(NamedTuple):
     bytes: float | None
     seconds: float
     group: str = ""  # A span or an operator of a mean step.
+    calls: float = 0
 
 
 def roofline_report(points: Sequence[Point], ceilings: Ceilings | None, conditions: str) -> Report:
     """The intensity of a mean step by span and by operator (`from_profile`); it writes roofline.csv
-    and roofline.png.
+    and roofline.png. UsageError: no ceilings were measured.
     """
+    roof = measured(ceilings)
     report = Report("Computational intensity of a mean step")
-    report.text(f"{conditions}.", f"{describe(ceilings)}.")
-    report.figure(
-        lambda: figure(points, ceilings, conditions), "roofline", "Roofline of a mean step"
-    )
-    report.table(*table(points, ceilings), csv="roofline", least=["ridge", "MB"])
+    report.text(f"{conditions}.", f"{describe(roof)}.")
+    report.figure(lambda: figure(points, roof, conditions), "roofline", "Roofline of a mean step")
+    report.table(*table(points, roof), csv="roofline", least=["ridge", "MB"])
     report.text(HOW_TO_READ)
     return report
 
@@ -72,18 +72,19 @@ def from_profile(profile: Profile, top: int = 10) -> list[Point]:
         spans[row.span if row.flops is not None else f"{row.span}, cost not known"].append(row)
         if row.works:
             names[row.name].append(row)
-    return _points(spans, "span") + _points(names, "operator")[:top]
+    return points(spans, "span") + points(names, "operator")[:top]
 
 
-def _points(rows: dict[str, list[operators.OperatorCalls]], group: str) -> list[Point]:
-    points = []
+def points(rows: dict[str, list[operators.OperatorCalls]], group: str = "") -> list[Point]:
+    """A point for each name in a mean step, the longest first."""
+    result = []
     for name, calls in rows.items():
-        _, seconds, flops, moved = operators.sums(calls)
+        number, seconds, flops, moved = operators.sums(calls)
+        work: tuple[float | None, float | None] = (flops, moved)
         if any(row.flops is None for row in calls):
-            points.append(Point(name, None, None, seconds, group))
-        else:
-            points.append(Point(name, flops, moved, seconds, group))
-    return sorted(points, key=lambda point: -point.seconds)
+            work = (None, None)
+        result.append(Point(name, *work, seconds, group, number))
+    return sorted(result, key=lambda point: -point.seconds)
 
 
 def measured(ceilings: Ceilings | None) -> Ceilings:
@@ -98,9 +99,8 @@ def ridge(ceilings: Ceilings) -> float:
     return ceilings["flops_per_second"] / ceilings["bytes_per_second"]
 
 
-def describe(ceilings: Ceilings | None) -> str:
+def describe(ceilings: Ceilings) -> str:
     """The ceilings, their origin, and the ridge point."""
-    ceilings = measured(ceilings)
     meet = tables.format_number(ridge(ceilings))
     bandwidth = tables.format_number(ceilings["bytes_per_second"] / 1e9)
     peak = tables.format_rate(ceilings["flops_per_second"])
@@ -108,13 +108,12 @@ def describe(ceilings: Ceilings | None) -> str:
     return f"measured ceilings: {work} {peak}, copy {bandwidth} GB/s; ridge point {meet} FLOP/byte"
 
 
-def table(points: Sequence[Point], ceilings: Ceilings | None) -> tables.Table:
+def table(points: Sequence[Point], ceilings: Ceilings) -> tables.Table:
     """Header and a row for each point; cells are None where FLOPs and bytes are not known, or 0.
 
     `side` is the ceiling that binds at this intensity, `% of bound` the shortest time under it over
     the measured time.
     """
-    ceilings = measured(ceilings)
     meet = ridge(ceilings)
     rows: list[list[Any]] = []
     for point in points:
@@ -170,13 +169,12 @@ def draw_roof(axes: Axes, ceilings: Ceilings, intensities: Iterable[float]) -> N
         )
 
 
-def figure(points: Sequence[Point], ceilings: Ceilings | None, title: str = "Roofline") -> Figure:
+def figure(points: Sequence[Point], ceilings: Ceilings, title: str) -> Figure:
     """The roof, and each point at its rate.
 
     Points without FLOPs, such as copies, have no place on these axes, and points below 1 % of the
     time of their group are left out; the table has all points.
     """
-    ceilings = measured(ceilings)
     whole: dict[str, float] = defaultdict(float)
     for point in points:
         whole[point.group] += point.seconds
@@ -184,26 +182,17 @@ def figure(points: Sequence[Point], ceilings: Ceilings | None, title: str = "Roo
     for point in points:
         if point.flops and point.bytes and point.seconds >= 0.01 * whole[point.group]:
             drawn.append((point, point.flops, point.bytes))
-    result = plots.new(PAGE_INCHES, 4.6 + 0.2 * len(drawn))
+    result = plots.new(plots.PAGE_INCHES, 4.6 + 0.2 * len(drawn))
     axes = result.add_subplot()
     draw_roof(axes, ceilings, [flops / moved for _, flops, moved in drawn])
     for number, (point, flops, moved) in enumerate(drawn):
         achieved = flops / 1e12 / point.seconds
         possible = flops / 1e12 / operators.least_seconds(flops, moved, ceilings)
         share = tables.format_number(100 * achieved / possible)
-        style: dict[str, Any] = plots.style(number)
-        axes.plot(
-            flops / moved,
-            achieved,
-            markersize=8,
-            linestyle="none",
-            label=f"{point.group} {point.name}: {share} %".strip(),
-            **style,
-        )
+        name = f"{point.group} {point.name}: {share} %".strip()
+        axes.plot(flops / moved, achieved, linestyle="", label=name, **plots.style(number))
     lines = [*textwrap.wrap(title, 70), *textwrap.wrap(describe(ceilings), 70)]
     axes.set_title("\n".join(lines), fontsize=8)
     if drawn:
-        result.legend(
-            loc="outside lower center", fontsize=8, title="% of its bound", title_fontsize=8
-        )
+        result.legend(loc="outside lower center", fontsize=8, title="% of its bound")
     return result

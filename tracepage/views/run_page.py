@@ -37,7 +37,7 @@ from tracepage.readers.source import OTHER_TRACE, Source
 from tracepage.readers.trace import Trace
 from tracepage.records import run_record
 from tracepage.records.step_profile import Profile
-from tracepage.show import rank_sections, run_facts, step_causes, tables
+from tracepage.show import rank_sections, step_causes, tables
 from tracepage.show.report import Report
 from tracepage.span_names import SPANS
 from tracepage.terminal import shortened
@@ -53,6 +53,8 @@ from tracepage.views import (
     timeline,
 )
 
+import pandas
+
 TOP = 25  # Rows in the tables of kernels and events.
 FEW = 10  # Rows of kernels in a summary.
 NAME = 60  # Characters of a kernel's name in it.
@@ -61,7 +63,6 @@ HOW_TO_READ = (
     "Press an event for its numbers, or a name with a colour to see only its events. "
     "Ctrl and the wheel zoom."
 )
-LIMITS = "The step against its limits"
 
 
 def load_page_source(path: Path, capture: Path | None = None) -> Source:
@@ -98,9 +99,7 @@ def _page_of(source: Source, causes: StepCauses | None) -> Report:
         return _events_page(source)
     if source.profile:
         return _profile_page(source, source.profile, causes)
-    if source.trace:
-        return _trace_page(source, source.trace, causes)
-    return _kernels_page(source, causes)
+    return _calls_page(source, causes)
 
 
 def _profile_page(source: Source, profile: Profile, causes: StepCauses) -> Report:
@@ -118,8 +117,7 @@ def _profile_page(source: Source, profile: Profile, causes: StepCauses) -> Repor
     if profile["kernels"]:
         page.section("Kernels")
         header, rows = launches.kernel_rows(launches.summary(source), "kernel", steps)
-        about = f"A mean step, {min(TOP, len(rows))} of {len(rows)}"
-        page.table(header, rows, about, code=["kernel"], top=TOP)
+        page.table(header, rows, "A mean step", code=["kernel"], top=TOP)
         page.text(profile_summary.launches(profile))
     if run["ceilings"]:
         points = roofline.from_profile(profile)
@@ -135,52 +133,22 @@ def _profile_page(source: Source, profile: Profile, causes: StepCauses) -> Repor
     return page
 
 
-def _trace_page(source: Source, trace: Trace, causes: StepCauses) -> Report:
-    """The page of a trace of torch.profiler, whoever made it."""
+def _calls_page(source: Source, causes: StepCauses) -> Report:
+    """The page of a trace of torch.profiler, whoever made it, or of another profiler's file."""
     page = Report(title(source))
+    trace = source.trace
     step_causes.add_sections(page, causes, trace)
-    if source.steps and timeline.spanned(trace):
-        _add_spans(page, trace)
-    elif source.kind == "nsys":
-        _add_ranges(page, source)
-    if source.kind != "nsys":
-        _add_annotations(page, source)
     extent = f"profiled steps: {source.steps}" if source.steps else "all events"
-    _add_timeline(page, timeline.draw_trace(trace, causes.gaps), extent)
-    _add_launches(page, source)
-    if len(trace.memory):
+    if trace:
+        _add_times_by_place(page, source, trace)
+        _add_timeline(page, timeline.draw_trace(trace, causes.gaps), extent)
+    elif not source.are_operators and source.table.start_ns.notna().all():
+        _add_timeline(page, timeline.draw_calls(source), "all launches")
+    name = "Operators" if source.are_operators else "Kernels"
+    page.include(launches.launch_report(source, TOP), name)
+    if trace and len(trace.memory):
         page.section("Memory")
         memory_timeline.add_peak(page, trace)
-    return page
-
-
-def _add_annotations(page: Report, source: Source) -> None:
-    """Adds the time of the kernels in graphs by the annotations of their nodes, if there are
-    any.
-    """
-    table = source.table
-    if source.are_operators or not table.graph.notna().any():
-        return
-    of_graphs = table[table.graph.notna()]
-    if of_graphs.span.isin((*SPANS, "residual", "other")).all():
-        return
-    steps = source.steps or 1
-    sums = of_graphs.groupby("span").duration_ns.agg(["size", "sum"])
-    sums = sums.sort_values("sum", ascending=False, kind="stable")
-    rows = [[name, count / steps, ns / steps / 1e6] for name, count, ns in sums.itertuples()]
-    page.section("Time in graphs by annotation")
-    whole = "step" if source.steps else "file"
-    page.table(["annotation", f"kernels a {whole}", "ms"], rows, top=TOP)
-
-
-def _kernels_page(source: Source, causes: StepCauses) -> Report:
-    """The page of a file of rocprofv3, rocprof-compute or ncu."""
-    page = Report(title(source))
-    step_causes.add_sections(page, causes)
-    events = timeline.draw_calls(source)
-    if events:
-        _add_timeline(page, events, "all launches")
-    _add_launches(page, source)
     if source.kind in bandwidth.COUNTED:
         traffic = bandwidth.counted_traffic(source)
         if isinstance(traffic, bandwidth.Traffic):
@@ -188,31 +156,59 @@ def _kernels_page(source: Source, causes: StepCauses) -> Report:
     return page
 
 
+def _add_times_by_place(page: Report, source: Source, trace: Trace) -> None:
+    """Adds the time of a mean step by span, or that of all launches by the deepest range of NVTX
+    around them; and that of the kernels in graphs by the annotations of their nodes.
+    """
+    table = source.table
+    if source.steps and timeline.spanned(trace):
+        sums = chrome_trace.profile_tables(trace)
+        kernels = trace.kernels[trace.kernels.step >= 0]
+        page.section("Time of the step by span")
+        page.table(*profile_summary.span_rows(sums))
+        page.text(*bottlenecks.overlap(kernels.duration_ns.sum() / 1e3, sums["device_busy_us"]))
+    elif source.kind == "nsys" and table.span.nunique() > 1:
+        page.section("Time by range")
+        _add_times(page, table, "span", ["deepest NVTX range", "launches"])
+    if source.kind == "nsys" or source.are_operators:
+        return
+    of_graphs = table[table.graph.notna()]
+    if not of_graphs.span.isin((*SPANS, "residual", "other")).all():
+        page.section("Time in graphs by annotation")
+        whole = "step" if source.steps else "file"
+        header = ["annotation", f"kernels a {whole}"]
+        _add_times(page, of_graphs, "span", header, source.steps or 1)
+
+
+def _add_times(
+    page: Report, calls: pandas.DataFrame, column: str, header: list[str], steps: int = 1
+) -> None:
+    """Adds a table of the number and the time of calls by what a column of theirs says."""
+    sums = calls.groupby(column, sort=False).duration_ns.agg(["size", "sum"]) / steps
+    sums = sums.sort_values("sum", ascending=False, kind="stable")
+    unit, factor = tables.time_unit(sums["sum"].max() / 1e6)
+    rows = [[name, number, ns / 1e6 * factor] for name, number, ns in sums.itertuples()]
+    page.table([*header, unit], rows, code=["event"], top=TOP)
+
+
 def _events_page(source: Source) -> Report:
     """The page of any other Chrome trace."""
     page = Report(source.path.name)
     events = timeline.draw_events(source)
-    durations = source.table.groupby("name", sort=False).duration_ns
-    sums = durations.agg(["size", "sum"]).sort_values("sum", ascending=False, kind="stable")
-    unit, factor = tables.time_unit(sums["sum"].max() / 1e6)
-    rows = [[name, calls, ns / 1e6 * factor] for name, calls, ns in sums.itertuples()]
     about = f"Events: {len(source.table):,}; tracks: {len(events['tracks'])}."
     page.text(" ".join((about, *source.notes)))
     _add_timeline(page, events, "all events")
-    page.section("Events by name")
-    shown = f"{min(TOP, len(rows))} of {len(rows)}"
-    title = f"The {shown} names that take longest, with what they enclose"
-    page.table(["event", "calls", unit], rows, title, code=["event"], top=TOP)
+    page.section("Events by name, with what they enclose")
+    _add_times(page, source.table, "name", ["event", "calls"])
     return page
 
 
 def _add_timeline(page: Report, events: dict[str, Any], name: str) -> None:
     page.section("Timeline")
     page.timeline(events, name)
-    about = HOW_TO_READ
+    page.text(HOW_TO_READ)
     if events["left_out"]:
-        about += f" The {events['left_out']:,} shortest events are left out."
-    page.text(about)
+        page.text(f"The {events['left_out']:,} shortest events are left out.")
 
 
 def title(source: Source) -> str:
@@ -231,41 +227,14 @@ def title(source: Source) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _add_launches(page: Report, source: Source) -> None:
-    name = "Operators" if source.are_operators else "Kernels"
-    page.include(launches.launch_report(source, TOP), name)
-
-
-def _add_spans(page: Report, trace: Trace) -> None:
-    """Adds the time of a mean step by span."""
-    sums = chrome_trace.profile_tables(trace)
-    kernels = trace.kernels[trace.kernels.step >= 0]
-    page.section("Time of the step by span")
-    page.table(*profile_summary.span_rows(sums))
-    page.text(*bottlenecks.overlap(kernels.duration_ns.sum() / 1e3, sums["device_busy_us"]))
-
-
-def _add_ranges(page: Report, source: Source) -> None:
-    """Adds the time of all launches by the deepest range of NVTX around them."""
-    sums = source.table.groupby("span").duration_ns.agg(["size", "sum"])
-    sums = sums.sort_values("sum", ascending=False, kind="stable")
-    unit, factor = tables.time_unit(sums["sum"].max() / 1e6)
-    rows = [[name, calls, ns / 1e6 * factor] for name, calls, ns in sums.itertuples()]
-    if len(rows) > 1:
-        page.section("Time by range")
-        page.table(["deepest NVTX range", "launches", unit], rows, top=TOP)
-
-
 def _page_of_two(
     sources: Sequence[Source], pages: Sequence[Report], causes: Sequence[StepCauses | None]
 ) -> Report:
     """The timelines of two files on one scale, what limits each step, which causes changed, and how
     launches changed.
     """
-    sections = [section for page in pages for section in page.sections]
-    timelines = [
-        item.content for section in sections for item in section.items if item.kind == "timeline"
-    ]
+    items = [item for page in pages for section in page.sections for item in section.items]
+    timelines = [item.content for item in items if item.kind == "timeline"]
     known = [side for side in causes if side]
     have_kernels = len(known) == 2
     first, second = sources
@@ -275,12 +244,11 @@ def _page_of_two(
         )
     result = Report(" and ".join(dict.fromkeys(page.title for page in pages)))
     result.section("Runs")
-    result.facts(
-        [
-            (str(number), f"{source.path}. {page.first_sentence()}")
-            for number, (source, page) in enumerate(zip(sources, pages, strict=True), 1)
-        ]
-    )
+    sentences = [
+        f"{source.path}. {page.first_sentence()}"
+        for source, page in zip(sources, pages, strict=True)
+    ]
+    result.facts(list(zip("12", sentences, strict=True)))
     if have_kernels:
         result.text(*launch_changes.device_notes(*sources))
         step_causes.add_changes(result, *known)
@@ -289,12 +257,6 @@ def _page_of_two(
         for number, (name, events) in enumerate(timelines, 1):
             result.timeline(events, f"{number}: {name}")
         result.text(HOW_TO_READ)
-    facts = [dict(section.items[0].content) for section in sections if section.title == LIMITS]
-    if len(facts) == 2 and facts[0] != facts[1]:
-        result.section(LIMITS)
-        rows = [[label, facts[0].get(label), facts[1].get(label)] for label in facts[0] | facts[1]]
-        result.table(["of a step", "1", "2"], rows)
-        result.text(run_facts.ONE_PROCESS)
     if have_kernels:
         result.section("Launches")
         reduction = launch_changes.compare_launches(first, second, may_differ=True)
@@ -320,7 +282,7 @@ def summary_report(sources: Sequence[Source]) -> Report:
     report = Report(" and ".join(titles))
     if len(sources) == 2:
         sentences = [side.verdict["sentence"] for side in causes]
-        report.facts(list(zip(("1", "2"), sentences, strict=True)))
+        report.facts(list(zip("12", sentences, strict=True)))
         report.text(*launch_changes.device_notes(*sources))
         step_causes.add_changes(report, *causes)
         return report

@@ -25,7 +25,7 @@ from tracepage.views.batch_scaling import fit
 MIB = 2**20
 LEAST = 3  # lengths that a parabola needs
 # The rotary tables' length follows S.
-MAY_DIFFER = ("sequence length", "model max_sequence_length", "flash_attention")
+MAY_DIFFER = ("sequence length", "model max_sequence_length")
 ABOUT_LENGTHS = (
     "Peak: bytes alive at once. Step: without weights and AdamW's moments. Exponent: of the step's "
     "memory, from the length before; 1 is linear, 2 quadratic."
@@ -115,10 +115,9 @@ def read_lengths(folders: Sequence[Path]) -> list[Peak]:
 
 def _conditions(peak: Peak, same_version: bool) -> dict[str, Any]:
     """What must be equal; versions have switches of their own."""
-    conditions = run_record.conditions(peak.record)
-    if same_version:
-        conditions |= peak.record["settings"]
-    return {name: value for name, value in conditions.items() if name not in MAY_DIFFER}
+    conditions = run_record.conditions(peak.record, *MAY_DIFFER)
+    settings = peak.record["settings"] if same_version else {}
+    return conditions | settings | {"flash_attention": None}
 
 
 def _peak(path: Path, profile: step_profile.Profile) -> Peak:
@@ -136,11 +135,6 @@ def _peak(path: Path, profile: step_profile.Profile) -> Peak:
     if profile["kernels"]:
         states = footprint.states(flops.sizes(record["model"]))
         lasting = states["weights"] + states["adamw"]
-    if peak <= lasting:
-        raise UsageError(
-            f"{path}: memory_peak_bytes: {peak} bytes are no more than weights and moments take "
-            f"({lasting})"
-        )
     group = record["version"]
     flash = record["settings"].get("flash_attention")
     if flash is not None:

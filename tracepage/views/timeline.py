@@ -26,6 +26,7 @@ from tracepage.show import step_causes
 from tracepage.show.rank_sections import WAITING
 from tracepage.span_names import FORWARD_SPANS, SPANS
 
+import numpy
 import pandas
 
 EVENTS = 50_000
@@ -61,14 +62,22 @@ def draw_trace(trace: Trace, gaps: pandas.DataFrame) -> dict[str, Any]:
     with_spans = spanned(trace)
     kernels = trace.kernels[trace.kernels.step >= 0] if stepped else trace.kernels
     forward = {event.thread for event in trace.host if event.phase == "forward"}
-    bars = [_wait(gap) for gap in gaps.itertuples()]
-    for event in trace.host:
-        if event.kind != "memory" and (event.step >= 0 or not stepped):
-            track = f"host, thread {event.thread[1]}"
-            if event.thread not in forward:
-                track += " (backward)"
-            bars.append(_host_bar(track, event, with_spans))
     streams = kernels.stream.nunique()
+    host = [
+        event for event in trace.host if event.kind != "memory" and (event.step >= 0 or not stepped)
+    ]
+    count = len(gaps) + len(kernels) + len(host)
+    # A bar for each of millions of events would take longer than the rest of the page.
+    gaps = gaps.iloc[_longest(gaps.duration_ns, EVENTS)]
+    kernels = kernels.iloc[_longest(kernels.duration_ns, EVENTS)]
+    durations = pandas.Series([event.duration for event in host])
+    bars = [_wait(gap) for gap in gaps.itertuples()]
+    for place in _longest(durations, EVENTS - len(gaps) - len(kernels)):
+        event = host[place]
+        track = f"host, thread {event.thread[1]}"
+        if event.thread not in forward:
+            track += " (backward)"
+        bars.append(_host_bar(track, event, with_spans))
     names = trace.operators.name.to_numpy()
     shapes = trace.operators.input_shapes.to_numpy()
     delays = kernels.launch_delay_ns.fillna(-1).astype(int)
@@ -91,7 +100,13 @@ def draw_trace(trace: Trace, gaps: pandas.DataFrame) -> dict[str, Any]:
             )
         )
     steps = [(f"step {number}", *times) for number, times in enumerate(trace.step_times(), 1)]
-    return from_bars(bars, steps)
+    return from_bars(bars, steps) | {"left_out": max(count - EVENTS, 0)}
+
+
+def _longest(durations: pandas.Series, count: int) -> numpy.ndarray:
+    """Places of the longest events, in order; of equal ones the last."""
+    order = numpy.argsort(durations.astype(int), kind="stable")
+    return numpy.sort(order[max(len(order) - count, 0) :])
 
 
 def draw_ranks(job: Job) -> dict[str, Any]:
@@ -155,12 +170,9 @@ def _detail(name: str, span: str, phase: str, operator: str, shapes: str) -> tup
     return tuple(pair for pair in pairs if pair[1] not in ("", "[]"))
 
 
-def draw_calls(source: Source) -> dict[str, Any] | None:
-    """The launches of a profiler's table, by kind of work; None where it has no times of them."""
-    table = source.table
-    if table.start_ns.isna().any() or source.are_operators:
-        return None
-    calls: Iterable[Any] = table.itertuples()
+def draw_calls(source: Source) -> dict[str, Any]:
+    """The launches of a profiler's table, by kind of work."""
+    calls: Iterable[Any] = source.table.itertuples()
     bars = [
         Bar(
             "GPU",

@@ -45,17 +45,16 @@ def render_versions(baseline: Path, other: Path) -> Report:
         )
     ours = measured(first)
     theirs = measured(second)
-    report = Report(
-        " and ".join(script.stem.removeprefix("tiny_llama_") for script in (first, second))
-    )
+    names = [script.stem.removeprefix("tiny_llama_") for script in (first, second)]
+    report = Report(" and ".join(names))
     report.section("What was measured")
-    newest = _add_newest(report, run_pair.add_runs, ours, theirs)
+    pairs = list(itertools.product(ours, theirs))
+    newest = _add_newest(report, run_pair.add_runs, pairs)
     if newest:
         report.text(_medians(_alike(ours, newest), _alike(theirs, newest)))
     report.section("Where a profiled step spends its time")
-    our_profiles = [candidate for candidate in ours if candidate.profiled]
-    their_profiles = [candidate for candidate in theirs if candidate.profiled]
-    _add_newest(report, add_spans, our_profiles, their_profiles)
+    profiled = [(one, other) for one, other in pairs if one.profiled and other.profiled]
+    _add_newest(report, add_spans, profiled)
     report.section("What changed in the code")
     report.commands([f"git diff --no-index {shlex.join([str(first), str(second)])}"])
     return report
@@ -98,14 +97,12 @@ def read_candidate(path: Path) -> Candidate | None:
 def _add_newest(
     report: Report,
     add: Callable[[Report, RunPair], None],
-    ours: Sequence[Candidate],
-    theirs: Sequence[Candidate],
+    pairs: list[tuple[Candidate, Candidate]],
 ) -> Candidate | None:
     """Adds the newest two runs that can be compared and returns one, or adds why the newest two
     cannot; a pair is as old as the older of its runs.
     """
-    pairs = list(itertools.product(ours, theirs))
-    pairs.sort(key=lambda pair: min(pair[0].run["date"], pair[1].run["date"]), reverse=True)
+    pairs.sort(key=lambda pair: min(side.run["date"] for side in pair), reverse=True)
     for first, second in pairs:
         if not _differences(first, second):
             add(report, {side.run["version"]: (side.path, side.run) for side in (first, second)})
@@ -147,10 +144,7 @@ def _medians(ours: list[float], theirs: list[float]) -> str:
 
 def _differences(ours: Candidate, theirs: Candidate) -> list[str]:
     """Why the step times of the two cannot be compared."""
-    reasons = run_record.unusable(ours.path, ours.run)
-    reasons += run_record.unusable(theirs.path, theirs.run)
-    conditions = run_record.conditions(ours.run), run_record.conditions(theirs.run)
-    return reasons + run_record.differences(*conditions)
+    return run_record.incomparable((ours.path, ours.run), (theirs.path, theirs.run))
 
 
 def add_spans(report: Report, pair: RunPair) -> None:

@@ -43,28 +43,24 @@ class Operations(NamedTuple):
     linear_cross_entropy: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-REFERENCE = Operations(
-    rms_norm=reference.rms_norm,
-    add_rms_norm=reference.add_rms_norm,
-    apply_rope=reference.apply_rope,
-    attention=reference.attention,
-    swiglu=reference.swiglu,
-    linear_cross_entropy=reference.linear_cross_entropy,
-)
+REFERENCE = Operations._make(getattr(reference, name) for name in Operations._fields)
 KERNELS = REFERENCE
 if LOADED:
-    from version3_triton.kernels import flash_attention, rope
-    from version3_triton.kernels import linear_cross_entropy as loss
-    from version3_triton.kernels import rms_norm as norm
-    from version3_triton.kernels import swiglu as activation
+    from version3_triton.kernels import (
+        flash_attention,
+        linear_cross_entropy,
+        rms_norm,
+        rope,
+        swiglu,
+    )
 
     KERNELS = Operations(
-        rms_norm=norm.rms_norm,
-        add_rms_norm=norm.add_rms_norm,
+        rms_norm=rms_norm.rms_norm,
+        add_rms_norm=rms_norm.add_rms_norm,
         apply_rope=rope.apply_rope,
         attention=flash_attention.attention,
-        swiglu=activation.swiglu,
-        linear_cross_entropy=loss.linear_cross_entropy,
+        swiglu=swiglu.swiglu,
+        linear_cross_entropy=linear_cross_entropy.linear_cross_entropy,
     )
 
 

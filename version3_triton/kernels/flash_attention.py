@@ -37,6 +37,7 @@ from version3_triton.kernels.launch_sizes import (
     ceil_div,
     dot_precision,
 )
+from version3_triton.kernels.memory import in_matrix
 
 import torch
 import triton
@@ -78,10 +79,10 @@ def _write(
     BLOCK_D: tl.constexpr,  # Dh, rounded up to a power of two
 ):
     column = tl.arange(0, BLOCK_D)
-    inside = (rows < length)[:, None] & (column < DIM)[None, :]
+    inside = in_matrix(rows, length, column, DIM)
     tl.store(
         pointer + rows[:, None] * row_stride + column[None, :],
-        block.to(pointer.dtype.element_ty),
+        block,
         mask=inside,
     )
 
@@ -96,123 +97,6 @@ def _head(pointer, batch, head, batch_stride, head_stride):
 def _own_head(pointer, batch, head, length, HEADS: tl.constexpr, DIM: tl.constexpr):
     """The same of a tensor that is [B, S, HEADS, DIM] in memory, as o, do, dq, dk and dv are."""
     return pointer + (batch.to(tl.int64) * length * HEADS + head) * DIM
-
-
-@triton.jit
-def _attend(
-    o,  # [BLOCK_M, BLOCK_D], float32: the sum so far
-    highest,  # [BLOCK_M]: the maximum so far, scaled
-    total,  # [BLOCK_M]: the sum of exponentials so far
-    q,  # [BLOCK_M, BLOCK_D]
-    query,  # [BLOCK_M]: positions
-    k_ptr,  # the head's keys
-    v_ptr,  # the head's values
-    begin,  # the first key
-    end,  # the key after the last
-    length,  # S
-    scale,  # c log2(e)
-    k_row,  # elements between positions
-    v_row,  # the same
-    MASKED: tl.constexpr,  # whether some keys lie after some queries
-    DIM: tl.constexpr,  # Dh
-    BLOCK_D: tl.constexpr,  # Dh, rounded up to a power of two
-    PRECISION: tl.constexpr,  # `launch_sizes.dot_precision`, for products of float32
-    BLOCK_N: tl.constexpr,  # keys of a tile
-):
-    """Adds the keys from begin to end to o, with the maximum and sum so far; MASKED where some lie
-    after some queries.
-    """
-    for start in range(begin, end, BLOCK_N):
-        key = start + tl.arange(0, BLOCK_N)
-        k = _block(k_ptr, key, length, k_row, DIM, BLOCK_D)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        if MASKED:
-            s = tl.where(key[None, :] <= query[:, None], s, float("-inf"))
-        new = tl.maximum(highest, tl.max(s, axis=1) * scale)
-        p = tl.exp2(s * scale - new[:, None])  # One multiply-add and one exponential a score.
-        shrink = tl.exp2(highest - new)
-        total = total * shrink + tl.sum(p, axis=1)
-        v = _block(v_ptr, key, length, v_row, DIM, BLOCK_D)
-        o = tl.dot(p.to(v.dtype), v, o * shrink[:, None], input_precision=PRECISION)
-        highest = new
-    return o, highest, total
-
-
-@triton.jit
-def _add_dq(
-    dq,  # [BLOCK_M, BLOCK_D], float32: the sum so far
-    q,  # [BLOCK_M, BLOCK_D]
-    do,  # as q: the gradient of o
-    lse,  # [BLOCK_M]: l, to base 2
-    d,  # [BLOCK_M]: sums of o do
-    query,  # [BLOCK_M]: positions
-    k_ptr,  # the head's keys
-    v_ptr,  # the head's values
-    begin,  # the first key
-    end,  # the key after the last
-    length,  # S
-    scale,  # c log2(e)
-    k_row,  # elements between positions
-    v_row,  # the same
-    MASKED: tl.constexpr,  # whether some keys lie after some queries
-    DIM: tl.constexpr,  # Dh
-    BLOCK_D: tl.constexpr,  # Dh, rounded up to a power of two
-    PRECISION: tl.constexpr,  # `launch_sizes.dot_precision`, for products of float32
-    BLOCK_N: tl.constexpr,  # keys of a tile
-):
-    """Adds what the keys from begin to end give to dq, but for the factor c."""
-    for start in range(begin, end, BLOCK_N):
-        key = start + tl.arange(0, BLOCK_N)
-        k = _block(k_ptr, key, length, k_row, DIM, BLOCK_D)
-        v = _block(v_ptr, key, length, v_row, DIM, BLOCK_D)
-        p = tl.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - lse[:, None])
-        if MASKED:
-            p = tl.where(key[None, :] <= query[:, None], p, 0.0)
-        ds = p * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - d[:, None])
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
-    return dq
-
-
-@triton.jit
-def _add_dk_dv(
-    dk,  # [BLOCK_N, BLOCK_D], float32: the sum so far
-    dv,  # the same
-    k,  # [BLOCK_N, BLOCK_D]
-    v,  # the same
-    key,  # [BLOCK_N]: positions
-    q_ptr,  # the head's queries
-    do_ptr,  # the head's gradient of o
-    lse_ptr,  # the head's l, to base 2
-    d_ptr,  # the head's sums of o do
-    begin,  # the first query
-    end,  # the query after the last
-    length,  # S
-    scale,  # c log2(e)
-    q_row,  # elements between positions
-    MASKED: tl.constexpr,  # whether some queries lie before some keys
-    H: tl.constexpr,  # query heads
-    DIM: tl.constexpr,  # Dh
-    BLOCK_D: tl.constexpr,  # Dh, rounded up to a power of two
-    PRECISION: tl.constexpr,  # `launch_sizes.dot_precision`, for products of float32
-    BLOCK_M: tl.constexpr,  # queries of a tile
-):
-    """Adds what a head's queries from begin to end give to dk, but for the factor c, and to dv.
-
-    Transposed: rows are keys, columns queries, so that no product needs its first factor turned.
-    """
-    for start in range(begin, end, BLOCK_M):
-        query = start + tl.arange(0, BLOCK_M)
-        q = _block(q_ptr, query, length, q_row, DIM, BLOCK_D)
-        do = _block(do_ptr, query, length, H * DIM, DIM, BLOCK_D)
-        lse = tl.load(lse_ptr + query, mask=query < length, other=float("inf"))
-        d = tl.load(d_ptr + query, mask=query < length, other=0.0)
-        p = tl.exp2(tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale - lse[None, :])
-        if MASKED:
-            p = tl.where(key[:, None] <= query[None, :], p, 0.0)
-        dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-        ds = p * (tl.dot(v, tl.trans(do), input_precision=PRECISION) - d[None, :])
-        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
-    return dk, dv
 
 
 @triton.jit
@@ -252,51 +136,25 @@ def _flash_attention_forward(
     k_ptr = _head(k_ptr, batch, kv_head, k_batch, k_head)
     v_ptr = _head(v_ptr, batch, kv_head, v_batch, v_head)
     q = _block(_head(q_ptr, batch, head, q_batch, q_head), query, length, q_row, DIM, BLOCK_D)
+    o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
-    o = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     diagonal = first // BLOCK_N * BLOCK_N
     end = tl.minimum(first + BLOCK_M, length)
-    o, highest, total = _attend(  # Before the diagonal nothing is masked.
-        o,
-        highest,
-        total,
-        q,
-        query,
-        k_ptr,
-        v_ptr,
-        0,
-        diagonal,
-        length,
-        scale,
-        k_row,
-        v_row,
-        False,
-        DIM,
-        BLOCK_D,
-        PRECISION,
-        BLOCK_N,
-    )
-    o, highest, total = _attend(
-        o,
-        highest,
-        total,
-        q,
-        query,
-        k_ptr,
-        v_ptr,
-        diagonal,
-        end,
-        length,
-        scale,
-        k_row,
-        v_row,
-        True,
-        DIM,
-        BLOCK_D,
-        PRECISION,
-        BLOCK_N,
-    )
+    for masked in tl.static_range(2):  # Before the diagonal every query sees every key.
+        for start in range(diagonal if masked else 0, end if masked else diagonal, BLOCK_N):
+            key = start + tl.arange(0, BLOCK_N)
+            k = _block(k_ptr, key, length, k_row, DIM, BLOCK_D)
+            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            if masked:
+                s = tl.where(key[None, :] <= query[:, None], s, float("-inf"))
+            new = tl.maximum(highest, tl.max(s, axis=1) * scale)
+            p = tl.exp2(s * scale - new[:, None])  # One multiply-add and one exponential a score.
+            shrink = tl.exp2(highest - new)
+            total = total * shrink + tl.sum(p, axis=1)
+            v = _block(v_ptr, key, length, v_row, DIM, BLOCK_D)
+            o = tl.dot(p.to(v.dtype), v, o * shrink[:, None], input_precision=PRECISION)
+            highest = new
     _write(
         _own_head(o_ptr, batch, head, length, H, DIM),
         query,
@@ -359,48 +217,16 @@ def _flash_attention_backward_queries(
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     diagonal = first // BLOCK_N * BLOCK_N
     end = tl.minimum(first + BLOCK_M, length)
-    dq = _add_dq(
-        dq,
-        q,
-        do,
-        lse,
-        d,
-        query,
-        k_ptr,
-        v_ptr,
-        0,
-        diagonal,
-        length,
-        scale,
-        k_row,
-        v_row,
-        False,
-        DIM,
-        BLOCK_D,
-        PRECISION,
-        BLOCK_N,
-    )
-    dq = _add_dq(
-        dq,
-        q,
-        do,
-        lse,
-        d,
-        query,
-        k_ptr,
-        v_ptr,
-        diagonal,
-        end,
-        length,
-        scale,
-        k_row,
-        v_row,
-        True,
-        DIM,
-        BLOCK_D,
-        PRECISION,
-        BLOCK_N,
-    )
+    for masked in tl.static_range(2):
+        for start in range(diagonal if masked else 0, end if masked else diagonal, BLOCK_N):
+            key = start + tl.arange(0, BLOCK_N)
+            k = _block(k_ptr, key, length, k_row, DIM, BLOCK_D)
+            v = _block(v_ptr, key, length, v_row, DIM, BLOCK_D)
+            p = tl.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - lse[:, None])
+            if masked:
+                p = tl.where(key[None, :] <= query[:, None], p, 0.0)
+            ds = p * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - d[:, None])
+            dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     _write(
         _own_head(dq_ptr, batch, head, length, H, DIM),
         query,
@@ -459,50 +285,21 @@ def _flash_attention_backward_keys(
         q_head_ptr = _head(q_ptr, batch, head, q_batch, q_head)
         do_head_ptr = _own_head(do_ptr, batch, head, length, H, DIM)
         row = (batch * H + head).to(tl.int64) * length
-        dk, dv = _add_dk_dv(
-            dk,
-            dv,
-            k,
-            v,
-            key,
-            q_head_ptr,
-            do_head_ptr,
-            lse_ptr + row,
-            d_ptr + row,
-            diagonal,
-            clear,
-            length,
-            scale,
-            q_row,
-            True,
-            H,
-            DIM,
-            BLOCK_D,
-            PRECISION,
-            BLOCK_M,
-        )
-        dk, dv = _add_dk_dv(
-            dk,
-            dv,
-            k,
-            v,
-            key,
-            q_head_ptr,
-            do_head_ptr,
-            lse_ptr + row,
-            d_ptr + row,
-            clear,
-            length,
-            length,
-            scale,
-            q_row,
-            False,
-            H,
-            DIM,
-            BLOCK_D,
-            PRECISION,
-            BLOCK_M,
-        )
+        # Rows are keys and columns queries, so that no product needs its first factor turned.
+        for seen in tl.static_range(2):
+            for start in range(clear if seen else diagonal, length if seen else clear, BLOCK_M):
+                query = start + tl.arange(0, BLOCK_M)
+                q = _block(q_head_ptr, query, length, q_row, DIM, BLOCK_D)
+                do = _block(do_head_ptr, query, length, H * DIM, DIM, BLOCK_D)
+                lse = tl.load(lse_ptr + row + query, mask=query < length, other=float("inf"))
+                d = tl.load(d_ptr + row + query, mask=query < length, other=0.0)
+                s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+                p = tl.exp2(s * scale - lse[None, :])
+                if not seen:
+                    p = tl.where(key[:, None] <= query[None, :], p, 0.0)
+                dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+                ds = p * (tl.dot(v, tl.trans(do), input_precision=PRECISION) - d[None, :])
+                dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
     _write(
         _own_head(dk_ptr, batch, kv_head, length, K, DIM),
         key,
@@ -597,6 +394,8 @@ class _Attention(torch.autograd.Function):
         dv = _new(v)
         d = torch.empty_like(lse)
         factor = 1 / math.sqrt(head_dim)
+        strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
+        numbers = (length, factor * LOG2_E, factor, *strides)
         blocks = attention_blocks("queries", head_dim, q.dtype)
         _flash_attention_backward_queries[ceil_div(length, blocks.m), batch * heads](
             q,
@@ -607,12 +406,7 @@ class _Attention(torch.autograd.Function):
             lse,
             d,
             dq,
-            length,
-            factor * LOG2_E,
-            factor,
-            *q.stride()[:3],
-            *k.stride()[:3],
-            *v.stride()[:3],
+            *numbers,
             **_sizes(q, k, blocks),
         )
         blocks = attention_blocks("keys", head_dim, q.dtype)
@@ -625,12 +419,7 @@ class _Attention(torch.autograd.Function):
             d,
             dk,
             dv,
-            length,
-            factor * LOG2_E,
-            factor,
-            *q.stride()[:3],
-            *k.stride()[:3],
-            *v.stride()[:3],
+            *numbers,
             **_sizes(q, k, blocks),
         )
         return dq, dk, dv

@@ -41,34 +41,20 @@ class LaunchConfig:
     rows: int = 1
 
 
-LAUNCH = {  # by kernel and family of GPUs
-    "norm_forward": {
-        "sm_90": LaunchConfig(2048, 32),
-        "sm_80": LaunchConfig(2048, 32),
-        "hip": LaunchConfig(2048, 16),
-    },
-    "norm_backward": {
-        "sm_90": LaunchConfig(4096, 32, programs=4, rows=2),
-        **dict.fromkeys(("sm_80", "hip"), LaunchConfig(2048, 16, programs=4)),
-    },
-    "swiglu": {
-        "sm_90": LaunchConfig(4096, 8),
-        "sm_80": LaunchConfig(4096, 8),
-        "hip": LaunchConfig(4096, 16),
-    },
-    "rope": {
-        "sm_90": LaunchConfig(2048, 4),
-        "sm_80": LaunchConfig(2048, 4),
-        "hip": LaunchConfig(1024, 8),
-    },
-    "cross_entropy": {
-        "sm_90": LaunchConfig(4096, 16),
-        "sm_80": LaunchConfig(4096, 16),
-        "hip": LaunchConfig(4096, 16),
-    },
+NVIDIA = {  # by kernel
+    "norm_forward": LaunchConfig(2048, 32),
+    "norm_backward": LaunchConfig(2048, 16, programs=4),
+    "swiglu": LaunchConfig(4096, 8),
+    "rope": LaunchConfig(2048, 4),
+    "cross_entropy": LaunchConfig(4096, 16),
 }
-for _sizes in LAUNCH.values():
-    _sizes["sm_75"] = _sizes["sm_80"]
+AMD = NVIDIA | {
+    "norm_forward": LaunchConfig(2048, 16),
+    "swiglu": LaunchConfig(4096, 16),
+    "rope": LaunchConfig(1024, 8),
+}
+HOPPER = NVIDIA | {"norm_backward": LaunchConfig(4096, 32, programs=4, rows=2)}
+LAUNCH = {"sm_75": NVIDIA, "sm_80": NVIDIA, "sm_90": HOPPER, "hip": AMD}
 
 
 @dataclass(frozen=True)
@@ -92,7 +78,7 @@ def tile(kernel: str, size: int, device: torch.device) -> Tile:
     A norm's tile has whole rows, and SwiGLU's columns divide a size that is a multiple of 128.
     Otherwise the last has idle lanes.
     """
-    return tile_of(LAUNCH[kernel][family()], kernel, size, device)
+    return tile_of(LAUNCH[family()][kernel], kernel, size, device)
 
 
 # The power of two and the device's properties would cost the host time at every launch.
@@ -144,15 +130,10 @@ class TileConfig:
         return sizes | ({"matrix_instr_nonkdim": self.mfma} if self.mfma else {})
 
 
-def _tiles(
-    forward: tuple[int, ...], queries: tuple[int, ...], keys: tuple[int, ...]
-) -> dict[str, TileConfig]:
+def _tiles(*kernels: tuple[int, ...]) -> dict[str, TileConfig]:
     """The three kernels of attention, each by the fields of a TileConfig in order."""
-    return {
-        "forward": TileConfig(*forward),
-        "queries": TileConfig(*queries),
-        "keys": TileConfig(*keys),
-    }
+    names = ("forward", "queries", "keys")
+    return {name: TileConfig(*tile) for name, tile in zip(names, kernels, strict=True)}
 
 
 _NVIDIA_FP32 = {

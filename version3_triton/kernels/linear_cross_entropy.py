@@ -27,6 +27,7 @@ from common.precision import adds_in_float32, products_dtype
 from tracepage.errors import UsageError
 from version3_triton.kernels.checks import checked
 from version3_triton.kernels.launch_sizes import ceil_div, tile
+from version3_triton.kernels.memory import read
 
 import torch
 import torch.nn.functional as F
@@ -68,9 +69,7 @@ def _linear_cross_entropy_loss_and_gradient(
     chosen = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, vocabulary, BLOCK):
         column = start + tl.arange(0, BLOCK)
-        z = tl.load(logits_ptr + column, mask=column < vocabulary, other=float("-inf")).to(
-            tl.float32
-        )
+        z = read(logits_ptr + column, column < vocabulary, float("-inf"))
         chosen += tl.where(column == target, z, 0.0)
         new = tl.maximum(highest, z)
         base = tl.where(new == float("-inf"), 0.0, new)  # a lane that has seen no logit yet
@@ -94,13 +93,9 @@ def _linear_cross_entropy_loss_and_gradient(
         )
         for start in range(0, vocabulary, BLOCK):
             column = start + tl.arange(0, BLOCK)
-            z = tl.load(logits_ptr + column, mask=column < vocabulary, other=float("-inf")).to(
-                tl.float32
-            )
+            z = read(logits_ptr + column, column < vocabulary, float("-inf"))
             dz = tl.exp(z - maximum) * inverse - tl.where(column == target, 1.0, 0.0)
-            tl.store(
-                logits_ptr + column, dz.to(logits_ptr.dtype.element_ty), mask=column < vocabulary
-            )
+            tl.store(logits_ptr + column, dz, mask=column < vocabulary)
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from tracepage.errors import UsageError
 from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin
 from version3_triton.kernels.launch_sizes import NORM_DWEIGHT, ceil_div, tile
+from version3_triton.kernels.memory import in_matrix, read
 
 import torch
 import triton
@@ -56,20 +57,20 @@ def _rms_norm_forward(
     begin(DEPENDENT, True)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
-    inside = (row < rows)[:, None] & (column < size)[None, :]
+    inside = in_matrix(row, rows, column, size)
     place = row[:, None] * size + column[None, :]
-    x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    x = read(x_ptr + place, inside)
     if ADD:
-        x += tl.load(add_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        x += read(add_ptr + place, inside)
         total = x.to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + place, total, mask=inside)
         x = total.to(tl.float32)  # The backward pass will read this.
     rstd = 1 / tl.sqrt(tl.sum(x * x, axis=1) / size + eps)
-    weight = tl.load(weight_ptr + column, mask=column < size, other=0.0).to(tl.float32)
+    weight = read(weight_ptr + column, column < size)
     y = x * rstd[:, None] * weight[None, :]
-    tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(y_ptr + place, y, mask=inside)
     if COPY:  # x in another number format
-        tl.store(copy_ptr + place, x.to(copy_ptr.dtype.element_ty), mask=inside)
+        tl.store(copy_ptr + place, x, mask=inside)
     tl.store(rstd_ptr + row, rstd, mask=row < rows)
 
 
@@ -95,14 +96,14 @@ def _rms_norm_backward(
     begin(DEPENDENT, True)
     program = tl.program_id(0)
     column = tl.arange(0, BLOCK)
-    weight = tl.load(weight_ptr + column, mask=column < size, other=0.0).to(tl.float32)
+    weight = read(weight_ptr + column, column < size)
     dweight = tl.zeros((BLOCK,), tl.float32)
     for start in range(program * ROWS, rows, programs * ROWS):
         row = (start + tl.arange(0, ROWS)).to(tl.int64)
-        inside = (row < rows)[:, None] & (column < size)[None, :]
+        inside = in_matrix(row, rows, column, size)
         place = row[:, None] * size + column[None, :]
-        x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        x = read(x_ptr + place, inside)
+        dy = read(dy_ptr + place, inside)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)[:, None]
         dy *= rstd
         scaled = dy * weight[None, :]
@@ -110,10 +111,10 @@ def _rms_norm_backward(
         dweight += tl.sum(dy * x, axis=0)  # In this order nothing spills: LOG.md.
         dx = scaled - x * mean
         if SUM:
-            dx += tl.load(dsum_ptr + place, mask=inside, other=0.0).to(tl.float32)
-        tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+            dx += read(dsum_ptr + place, inside)
+        tl.store(dx_ptr + place, dx, mask=inside)
         if ADD:  # the same gradient in the other addend's number format
-            tl.store(dadd_ptr + place, dx.to(dadd_ptr.dtype.element_ty), mask=inside)
+            tl.store(dadd_ptr + place, dx, mask=inside)
     tl.store(by_part_ptr + program.to(tl.int64) * size + column, dweight, mask=column < size)
 
 
@@ -132,13 +133,13 @@ def _rms_norm_dweight(
     total = tl.zeros((ROWS, BLOCK), tl.float32)
     for start in range(0, parts, ROWS):
         part = start + tl.arange(0, ROWS)
-        inside = (part < parts)[:, None] & (column < size)[None, :]
+        inside = in_matrix(part, parts, column, size)
         total += tl.load(
             by_part_ptr + part[:, None] * size + column[None, :], mask=inside, other=0.0
         )
     tl.store(
         dweight_ptr + column,
-        tl.sum(total, axis=0).to(dweight_ptr.dtype.element_ty),
+        tl.sum(total, axis=0),
         mask=column < size,
     )
 

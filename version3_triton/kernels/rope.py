@@ -15,6 +15,7 @@ them.
 from tracepage.errors import UsageError
 from version3_triton.kernels.checks import checked, refuse_odd
 from version3_triton.kernels.launch_sizes import ceil_div, tile
+from version3_triton.kernels.memory import in_matrix, read
 
 import torch
 import triton
@@ -44,7 +45,7 @@ def _rotate(
     """Turns ROWS heads; row = (b S + s) HEADS + h."""
     row = program.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
-    inside = (row < rows)[:, None] & (column < HALF)[None, :]
+    inside = in_matrix(row, rows, column, HALF)
     head = row % HEADS
     token = row // HEADS
     position = token % length
@@ -53,13 +54,13 @@ def _rotate(
         :, None
     ] + column[None, :]
     table = position[:, None] * (2 * HALF) + column[None, :]
-    cos = tl.load(cos_ptr + table, mask=inside, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + table, mask=inside, other=0.0).to(tl.float32) * SIGN
-    first = tl.load(x_ptr + source, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(x_ptr + source + HALF, mask=inside, other=0.0).to(tl.float32)
+    cos = read(cos_ptr + table, inside)
+    sin = read(sin_ptr + table, inside) * SIGN
+    first = read(x_ptr + source, inside)
+    second = read(x_ptr + source + HALF, inside)
     target = y_ptr + row[:, None] * (2 * HALF) + column[None, :]
-    tl.store(target, (first * cos - second * sin).to(y_ptr.dtype.element_ty), mask=inside)
-    tl.store(target + HALF, (second * cos + first * sin).to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(target, first * cos - second * sin, mask=inside)
+    tl.store(target + HALF, second * cos + first * sin, mask=inside)
 
 
 @triton.jit

@@ -14,6 +14,7 @@ read and write neighbouring memory.
 from tracepage.errors import UsageError
 from version3_triton.kernels.checks import checked
 from version3_triton.kernels.launch_sizes import ceil_div, tile
+from version3_triton.kernels.memory import in_matrix, read
 
 import torch
 import triton
@@ -37,17 +38,11 @@ def _swiglu_forward(
     parts = tl.cdiv(size, BLOCK)
     row = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
-    inside = (row < rows)[:, None] & (column < size)[None, :]
-    gate = tl.load(
-        gate_ptr + row[:, None] * gate_stride + column[None, :], mask=inside, other=0.0
-    ).to(tl.float32)
-    up = tl.load(up_ptr + row[:, None] * up_stride + column[None, :], mask=inside, other=0.0).to(
-        tl.float32
-    )
+    inside = in_matrix(row, rows, column, size)
+    gate = read(gate_ptr + row[:, None] * gate_stride + column[None, :], inside)
+    up = read(up_ptr + row[:, None] * up_stride + column[None, :], inside)
     y = gate * tl.sigmoid(gate) * up
-    tl.store(
-        y_ptr + row[:, None] * size + column[None, :], y.to(y_ptr.dtype.element_ty), mask=inside
-    )
+    tl.store(y_ptr + row[:, None] * size + column[None, :], y, mask=inside)
 
 
 @triton.jit
@@ -67,19 +62,15 @@ def _swiglu_backward(
     parts = tl.cdiv(size, BLOCK)
     row = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
-    inside = (row < rows)[:, None] & (column < size)[None, :]
+    inside = in_matrix(row, rows, column, size)
     place = row[:, None] * size + column[None, :]
-    gate = tl.load(
-        gate_ptr + row[:, None] * gate_stride + column[None, :], mask=inside, other=0.0
-    ).to(tl.float32)
-    up = tl.load(up_ptr + row[:, None] * up_stride + column[None, :], mask=inside, other=0.0).to(
-        tl.float32
-    )
-    dy = tl.load(dy_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    gate = read(gate_ptr + row[:, None] * gate_stride + column[None, :], inside)
+    up = read(up_ptr + row[:, None] * up_stride + column[None, :], inside)
+    dy = read(dy_ptr + place, inside)
     sigmoid = tl.sigmoid(gate)
     dgate = dy * up * sigmoid * (1 + gate * (1 - sigmoid))
-    tl.store(dgate_ptr + place, dgate.to(dgate_ptr.dtype.element_ty), mask=inside)
-    tl.store(dup_ptr + place, (dy * gate * sigmoid).to(dup_ptr.dtype.element_ty), mask=inside)
+    tl.store(dgate_ptr + place, dgate, mask=inside)
+    tl.store(dup_ptr + place, dy * gate * sigmoid, mask=inside)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ class Product:
             scale_b=b_slot.scale,
             out_dtype=torch.bfloat16,
             use_fast_accum=fast,
-            **({} if out is None else {"out": out}),
+            out=out,
         )
 
 

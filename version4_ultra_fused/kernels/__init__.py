@@ -16,53 +16,34 @@ from tracepage.errors import UsageError
 from version3_triton import kernels as version3
 from version3_triton.kernels import LOADED, missing
 from version4_ultra_fused.kernels import reference
-from version4_ultra_fused.kernels.reference import Norm
-
-from torch import Tensor
 
 
 class Operations(NamedTuple):
     """The functions that a model calls, with the signatures of `reference`."""
 
-    add_norm: Callable[..., tuple[Tensor, Tensor, Norm]]
-    add_norm_backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    product_norm_backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    sum_parts: Callable[..., None]
-    qkv_rope: Callable[..., Tensor]
-    rotate: Callable[..., Tensor]
-    rotate_back: Callable[..., Tensor]
-    gate_up_swiglu: Callable[..., tuple[Tensor, Tensor]]
-    swiglu_backward: Callable[..., tuple[Tensor, Tensor | None]]
-    cross_entropy: Callable[..., Tensor]
-    add_embedding_gradient: Callable[..., None]
-    adamw: Callable[..., None]
-    quantize: Callable[..., tuple[Tensor, Tensor]]  # This and the following are for FP8.
-    swiglu_quantized: Callable[..., tuple[Tensor, Tensor]]
-    swiglu_backward_quantized: Callable[..., tuple[Tensor, Tensor]]
+    add_norm: Callable
+    add_norm_backward: Callable
+    product_norm_backward: Callable
+    sum_parts: Callable
+    qkv_rope: Callable
+    rotate: Callable
+    rotate_back: Callable
+    gate_up_swiglu: Callable
+    swiglu_backward: Callable
+    cross_entropy: Callable
+    add_embedding_gradient: Callable
+    adamw: Callable
+    quantize: Callable  # This and the following are for FP8.
+    swiglu_quantized: Callable
+    swiglu_backward_quantized: Callable
 
 
-REFERENCE = Operations(
-    add_norm=reference.add_norm,
-    add_norm_backward=reference.add_norm_backward,
-    product_norm_backward=reference.product_norm_backward,
-    sum_parts=reference.sum_parts,
-    qkv_rope=reference.qkv_rope,
-    rotate=reference.rotate,
-    rotate_back=reference.rotate_back,
-    gate_up_swiglu=reference.gate_up_swiglu,
-    swiglu_backward=reference.swiglu_backward,
-    cross_entropy=reference.cross_entropy,
-    add_embedding_gradient=reference.add_embedding_gradient,
-    adamw=reference.adamw,
-    quantize=reference.quantize,
-    swiglu_quantized=reference.swiglu_quantized,
-    swiglu_backward_quantized=reference.swiglu_backward_quantized,
-)
+REFERENCE = Operations._make(getattr(reference, name) for name in Operations._fields)
 KERNELS = REFERENCE
 if LOADED:
-    from version4_ultra_fused.kernels import adamw as update
-    from version4_ultra_fused.kernels import cross_entropy as loss
     from version4_ultra_fused.kernels import (
+        adamw,
+        cross_entropy,
         elementwise,
         embedding,
         matmul,
@@ -81,9 +62,9 @@ if LOADED:
         rotate_back=elementwise.rotate_back,
         gate_up_swiglu=matmul.gate_up_swiglu,
         swiglu_backward=elementwise.swiglu_backward,
-        cross_entropy=loss.cross_entropy,
+        cross_entropy=cross_entropy.cross_entropy,
         add_embedding_gradient=embedding.add_embedding_gradient,
-        adamw=update.adamw,
+        adamw=adamw.adamw,
         quantize=casts.quantize,
         swiglu_quantized=casts.swiglu_quantized,
         swiglu_backward_quantized=casts.swiglu_backward_quantized,

@@ -15,6 +15,7 @@ import math
 from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
+from version3_triton.kernels.memory import read
 
 import triton
 import triton.language as tl
@@ -53,7 +54,7 @@ def _adamw(
         lr = tl.load(lr)
     correction1 = 1 - tl.exp2(step * log_beta1)
     correction2 = 1 - tl.exp2(step * log_beta2)
-    g = tl.load(g_ptr + place, mask=inside, other=0.0).to(tl.float32) * scale
+    g = read(g_ptr + place, inside) * scale
     w = tl.load(w_ptr + place, mask=inside, other=0.0)
     m = tl.load(m_ptr + place, mask=inside, other=0.0)
     v = tl.load(v_ptr + place, mask=inside, other=0.0)
@@ -64,7 +65,7 @@ def _adamw(
     tl.store(v_ptr + place, v, mask=inside)
     tl.store(w_ptr + place, w, mask=inside)
     if COPY:
-        tl.store(copy_ptr + place, w.to(copy_ptr.dtype.element_ty), mask=inside)
+        tl.store(copy_ptr + place, w, mask=inside)
 
 
 @checked

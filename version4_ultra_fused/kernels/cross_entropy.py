@@ -20,6 +20,7 @@ from tracepage.errors import UsageError
 from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.linear_cross_entropy import IGNORE_INDEX
+from version3_triton.kernels.memory import read
 from version4_ultra_fused.kernels.tiles import multiprocessors
 
 import torch
@@ -48,10 +49,10 @@ def _cross_entropy(
     target = tl.load(targets_ptr + row)
     known = (target >= 0) & (target < vocabulary)
     # It is read before the row is overwritten.
-    chosen = tl.load(z_ptr + target, mask=known, other=0.0).to(tl.float32)
+    chosen = read(z_ptr + target, known)
     column = tl.arange(0, BLOCK)
     if SHORT:
-        z = tl.load(z_ptr + column, mask=column < vocabulary, other=float("-inf")).to(tl.float32)
+        z = read(z_ptr + column, column < vocabulary, float("-inf"))
         maximum = tl.max(z, axis=0)
         z = tl.exp(z - maximum)
         normalizer = tl.sum(z, axis=0)
@@ -59,9 +60,7 @@ def _cross_entropy(
         maximum = tl.full((), float("-inf"), tl.float32)
         total = tl.zeros((BLOCK,), tl.float32)
         for start in range(0, vocabulary, BLOCK):
-            z = tl.load(
-                z_ptr + start + column, mask=start + column < vocabulary, other=float("-inf")
-            ).to(tl.float32)
+            z = read(z_ptr + start + column, start + column < vocabulary, float("-inf"))
             highest = tl.maximum(maximum, tl.max(z, axis=0))
             total = total * tl.exp(maximum - highest) + tl.exp(z - highest)
             maximum = highest
@@ -73,15 +72,15 @@ def _cross_entropy(
         inverse = tl.where(known, 1.0 / normalizer, otherwise)
         if SHORT:
             dz = (z * inverse - tl.where(column == target, 1.0, 0.0)) * scale
-            tl.store(z_ptr + column, dz.to(z_ptr.dtype.element_ty), mask=column < vocabulary)
+            tl.store(z_ptr + column, dz, mask=column < vocabulary)
         else:
             for start in range(0, vocabulary, BLOCK):
                 inside = start + column < vocabulary
-                z = tl.load(z_ptr + start + column, mask=inside, other=float("-inf")).to(tl.float32)
+                z = read(z_ptr + start + column, inside, float("-inf"))
                 dz = (
                     tl.exp(z - maximum) * inverse - tl.where(start + column == target, 1.0, 0.0)
                 ) * scale
-                tl.store(z_ptr + start + column, dz.to(z_ptr.dtype.element_ty), mask=inside)
+                tl.store(z_ptr + start + column, dz, mask=inside)
 
 
 @triton.jit
@@ -118,8 +117,8 @@ def _cross_entropy_mean(
             for start in range(0, vocabulary, BLOCK):
                 column = start + tl.arange(0, BLOCK)
                 place = dz_ptr + row * vocabulary + column
-                dz = tl.load(place, mask=column < vocabulary, other=0.0).to(tl.float32) * scale
-                tl.store(place, dz.to(dz_ptr.dtype.element_ty), mask=column < vocabulary)
+                dz = read(place, column < vocabulary) * scale
+                tl.store(place, dz, mask=column < vocabulary)
 
 
 @checked

@@ -14,6 +14,7 @@ reads consecutive memory and each pair is in one thread. Bytes moved, e for an e
 from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
+from version3_triton.kernels.memory import in_matrix, read
 from version4_ultra_fused.kernels.reference import Rope
 from version4_ultra_fused.kernels.tiles import largest
 
@@ -39,13 +40,11 @@ def _swiglu(gate_up_ptr, y_ptr, pairs, BLOCK: tl.constexpr, DEPENDENT: tl.conste
     left = pairs - first
     both = tl.arange(0, 2 * BLOCK)
     pair = tl.arange(0, BLOCK)
-    gate_up = tl.load(gate_up_ptr + 2 * first + both, mask=both < 2 * left, other=0.0).to(
-        tl.float32
-    )
+    gate_up = read(gate_up_ptr + 2 * first + both, both < 2 * left)
     gate, up = tl.split(tl.reshape(gate_up, (BLOCK, 2)))
     tl.store(
         y_ptr + first + pair,
-        (gate * tl.sigmoid(gate) * up).to(y_ptr.dtype.element_ty),
+        gate * tl.sigmoid(gate) * up,
         mask=pair < left,
     )
 
@@ -73,14 +72,14 @@ def _swiglu_backward(
     both = tl.arange(0, 2 * BLOCK)
     pair = tl.arange(0, BLOCK)
     inside = both < 2 * left
-    gate_up = tl.load(gate_up_ptr + 2 * first + both, mask=inside, other=0.0).to(tl.float32)
+    gate_up = read(gate_up_ptr + 2 * first + both, inside)
     gate, up = tl.split(tl.reshape(gate_up, (BLOCK, 2)))
-    dy = tl.load(dy_ptr + first + pair, mask=pair < left, other=0.0).to(tl.float32)
+    dy = read(dy_ptr + first + pair, pair < left)
     dgate, dup = swiglu_gradient(gate, up, dy)
     if DOTS:
         tl.store(dots_ptr + block * rows + row, tl.sum(gate * dgate + up * dup))
     out = tl.reshape(tl.join(dgate, dup), (2 * BLOCK,))
-    tl.store(gate_up_ptr + 2 * first + both, out.to(gate_up_ptr.dtype.element_ty), mask=inside)
+    tl.store(gate_up_ptr + 2 * first + both, out, mask=inside)
 
 
 @triton.jit
@@ -135,27 +134,23 @@ def _rotate(
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     pair = tl.arange(0, BLOCK // 2)
-    inside = (token < tokens)[:, None] & (column < DIM)[None, :]
+    inside = in_matrix(token, tokens, column, DIM)
     start = (
         (token // length).to(tl.int64) * batch
         + number.to(tl.int64) * step
         + (token % length).to(tl.int64) * row
     )
     place = start[:, None] + column[None, :]
-    first, second = tl.split(
-        tl.reshape(
-            tl.load(source + place, mask=inside, other=0.0).to(tl.float32), (ROWS, BLOCK // 2, 2)
-        )
-    )
+    first, second = tl.split(tl.reshape(read(source + place, inside), (ROWS, BLOCK // 2, 2)))
     table = (token % length)[:, None] * DIM + pair[None, :]
     # v is not rotated; a mask of a scalar stops Triton 3.9's interpreter.
     pairs = tl.where(head < H + K, DIM // 2, 0)
-    rotated = (token < tokens)[:, None] & (pair < pairs)[None, :]
+    rotated = in_matrix(token, tokens, pair, pairs)
     cos = tl.load(cos_ptr + table, mask=rotated, other=1.0)
     sin = tl.load(sin_ptr + table, mask=rotated, other=0.0) * SIGN
     out = tl.reshape(tl.join(first * cos - second * sin, second * cos + first * sin), (ROWS, BLOCK))
     place = (token.to(tl.int64) * (H + 2 * K) + head)[:, None] * DIM + column[None, :]
-    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + place, out, mask=inside)
 
 
 @checked

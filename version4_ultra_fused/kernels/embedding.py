@@ -8,6 +8,7 @@ time. So repeats give the same bits, no atomics are needed, and each gradient is
 from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
+from version3_triton.kernels.memory import read
 
 import triton
 import triton.language as tl
@@ -42,9 +43,7 @@ def _embedding_backward(
         row = tl.load(order_ptr + place, mask=chosen, other=0)
         inside = chosen[:, None] & (column < size)[None, :]
         total += tl.sum(
-            tl.load(dx_ptr + row[:, None] * size + column[None, :], mask=inside, other=0.0).to(
-                tl.float32
-            ),
+            read(dx_ptr + row[:, None] * size + column[None, :], inside),
             axis=0,
         )
         same = tl.sum(chosen.to(tl.int32), axis=0)

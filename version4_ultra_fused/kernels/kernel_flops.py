@@ -12,7 +12,6 @@ from torch import Tensor
 
 if HAS_TRITON:
     from version4_ultra_fused.kernels.matmul import in_epilogue
-    from version4_ultra_fused.kernels.tiles import largest
 
 
 def kernel_flops(model: Any, input_ids: Tensor) -> dict[str, int]:
@@ -48,6 +47,6 @@ def kernel_flops(model: Any, input_ids: Tensor) -> dict[str, int]:
         matrices = (
             torch.empty(tokens, width, dtype=dtype, device="meta") for width in (columns, hidden)
         )
-        if in_epilogue("norm", tokens, hidden, *matrices, most=largest("norm", columns)):
+        if in_epilogue("norm", tokens, hidden, *matrices, depth=columns):
             counted["backward"] += layers * 2 * tokens * hidden * columns
     return counted

@@ -26,9 +26,10 @@ others multiply, which hides most of SwiGLU in a long product.
 from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
+from version3_triton.kernels.memory import in_matrix
 from version4_ultra_fused.kernels import elementwise
 from version4_ultra_fused.kernels.reference import Rope
-from version4_ultra_fused.kernels.tiles import ProductTile, largest, multiprocessors, product_tile
+from version4_ultra_fused.kernels.tiles import largest, multiprocessors, product_tile
 
 import triton
 import triton.language as tl
@@ -71,7 +72,7 @@ def rotated_tile(
     row = m + tl.arange(0, BM)
     pair = n // 2 + tl.arange(0, BN // 2)
     table = (row % length)[:, None] * (2 * HALF) + (pair % HALF)[None, :]
-    inside = (row < rows)[:, None] & (2 * pair < rotated)[None, :]
+    inside = in_matrix(row, rows, 2 * pair, rotated)
     cos = tl.load(cos_ptr + table, mask=inside, other=1.0)
     sin = tl.load(sin_ptr + table, mask=inside, other=0.0)
     first, second = tl.split(tl.reshape(acc, (BM, BN // 2, 2)))
@@ -141,9 +142,7 @@ def _matmul(
             store_swiglu(acc, m, n, gate_up, out, BM, BN)
 
 
-def in_epilogue(
-    epilogue: str, rows: int, columns: int, *matrices: Tensor, most: int | None = None
-) -> bool:
+def in_epilogue(epilogue: str, rows: int, columns: int, *matrices: Tensor, depth: int = 1) -> bool:
     """Whether a product is computed with its epilogue: it is small enough, and tensor descriptors
     can describe its matrices.
 
@@ -151,9 +150,9 @@ def in_epilogue(
         rows, columns: of the product.
         matrices: that the kernel is given; in 16 bits its results have rows of `columns`, for
             "swiglu" also of half of them.
-        most: elements of a product that is small enough, in place of the measured number.
+        depth: of a product with "norm".
     """
-    small = rows * columns <= (largest(epilogue) if most is None else most)
+    small = rows * columns <= largest(epilogue, depth)
     narrowest = columns // 2 if epilogue == "swiglu" else columns
     aligned = all(
         x.stride(-1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
@@ -167,7 +166,6 @@ def _launch(
     x: Tensor,
     w: Tensor,
     results: tuple[Tensor, Tensor],
-    blocks: ProductTile | None,
     *rope,
     HALF: int = 1,
 ) -> None:
@@ -175,7 +173,7 @@ def _launch(
     M, K = x.shape
     N = w.shape[0]
     out, gate_up = results
-    blocks = blocks or product_tile(epilogue, M, N)
+    blocks = product_tile(epilogue, M, N)
     m, n, k = blocks[:3]
     stored = min(n, WHOLE.value) if epilogue == "swiglu" else n
     described = (
@@ -201,60 +199,42 @@ def _launch(
 
 
 @checked
-def qkv_rope(
-    x: Tensor,
-    weight: Tensor,
-    rope: Rope,
-    rotated: int,
-    *,
-    most: int | None = None,
-    blocks: ProductTile | None = None,
-) -> Tensor:
+def qkv_rope(x: Tensor, weight: Tensor, rope: Rope, rotated: int) -> Tensor:
     """x W^T with RoPE on its first `rotated` columns.
 
     Args:
         x: [B S, D].
         weight: [(H + 2 K) Dh, D], the rows of q and k interleaved.
         rotated: (H + K) Dh.
-        most: as of `in_epilogue`.
-        blocks: the tile, in place of the one that follows from the product's size.
 
     Returns:
         [B S, (H + 2 K) Dh].
     """
-    if not in_epilogue("rope", x.shape[0], weight.shape[0], x, weight, most=most):
+    rows = x.shape[0]
+    columns = weight.shape[0]
+    if not in_epilogue("rope", rows, columns, x, weight):
         return elementwise.rotate(x @ weight.T, rope, rotated)
-    out = x.new_empty(x.shape[0], weight.shape[0])
-    _launch(
-        "rope",
-        x,
-        weight,
-        (out, out),
-        blocks,
-        rope.length,
-        rotated,
-        rope.cos,
-        rope.sin,
-        HALF=rope.head_dim // 2,
-    )
+    out = x.new_empty(rows, columns)
+    tables = (rope.cos, rope.sin)
+    half = rope.head_dim // 2
+    _launch("rope", x, weight, (out, out), rope.length, rotated, *tables, HALF=half)
     return out
 
 
 @checked
-def gate_up_swiglu(
-    x: Tensor, weight: Tensor, *, most: int | None = None, blocks: ProductTile | None = None
-) -> tuple[Tensor, Tensor]:
+def gate_up_swiglu(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Gate and up, which take turns, [B S, 2 F], and silu(gate) up [B S, F].
 
     Args:
         x: [B S, D].
         weight: [2 F, D], the rows of gate and up interleaved.
-        most, blocks: as of `qkv_rope`.
     """
-    if not in_epilogue("swiglu", x.shape[0], weight.shape[0], x, weight, most=most):
+    rows = x.shape[0]
+    columns = weight.shape[0]
+    if not in_epilogue("swiglu", rows, columns, x, weight):
         gate_up = x @ weight.T
         return gate_up, elementwise.swiglu(gate_up)
-    gate_up = x.new_empty(x.shape[0], weight.shape[0])
-    y = x.new_empty(x.shape[0], weight.shape[0] // 2)
-    _launch("swiglu", x, weight, (y, gate_up), blocks)
+    gate_up = x.new_empty(rows, columns)
+    y = x.new_empty(rows, columns // 2)
+    _launch("swiglu", x, weight, (y, gate_up))
     return gate_up, y

@@ -22,10 +22,11 @@ from common.spans import span
 from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
+from version3_triton.kernels.memory import read
 from version4_ultra_fused.kernels.matmul import GROUP, TensorDescriptor, corner, in_epilogue
 from version4_ultra_fused.kernels.norm import add_norm_backward, branch_gradient
 from version4_ultra_fused.kernels.reference import Norm
-from version4_ultra_fused.kernels.tiles import ProductTile, largest, multiprocessors, product_tile
+from version4_ultra_fused.kernels.tiles import multiprocessors, product_tile
 
 import torch
 import triton
@@ -78,7 +79,7 @@ def _matmul_norm_backward(
         tl.store(
             parts_ptr + (m // BM) * N + column, tl.sum(dy * normalized, axis=0), mask=column < N
         )
-        weight = tl.load(weight_ptr + column, mask=column < N, other=0.0).to(tl.float32)
+        weight = read(weight_ptr + column, column < N)
         dx = (dy * weight[None, :] - normalized * (mean / N)[:, None]) * rstd + dtotal.load(
             [m, n]
         ).to(tl.float32)
@@ -97,8 +98,6 @@ def product_norm_backward(
     *,
     dtype: torch.dtype,
     branch_dtype: torch.dtype | None = None,
-    most: int | None = None,
-    blocks: ProductTile | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`add_norm_backward` of dy = dout W.
 
@@ -107,17 +106,16 @@ def product_norm_backward(
         dots: [parts, N], of which the sum is that of dout out over a row; None: it is not known.
         matrix: W [C, D].
         dtotal, norm, dtype, branch_dtype: as of `add_norm_backward`.
-        most, blocks: as of `matmul.qkv_rope`.
     """
     rows, size = norm.total.shape
     columns = dout.shape[1]
     total = norm.total
-    most = largest("norm", columns) if most is None else most
-    if dots is None or not in_epilogue("norm", rows, size, dout, matrix, dtotal, total, most=most):
+    read = (dout, matrix, dtotal, total)
+    if dots is None or not in_epilogue("norm", rows, size, *read, depth=columns):
         dy = dout @ matrix
         with span("norm"):
             return add_norm_backward(dy, dtotal, norm, dtype, branch_dtype)
-    blocks = blocks or product_tile("norm", rows, size)
+    blocks = product_tile("norm", rows, size)
     m, n, k = blocks[:3]
     dx = torch.empty_like(total, dtype=dtype)
     dbranch = branch_gradient(dx, branch_dtype)

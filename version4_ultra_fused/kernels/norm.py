@@ -106,7 +106,7 @@ def add_norm_backward(
     dtotal = None if dtotal is None else dtotal.contiguous()
     dx = torch.empty_like(total, dtype=dtype)
     dbranch = branch_gradient(dx, branch_dtype)
-    sizes = BACKWARD.get(family(), LAUNCH["norm_backward"][family()])
+    sizes = BACKWARD.get(family(), LAUNCH[family()]["norm_backward"])
     blocks = tile_of(sizes, "norm_backward", size, total.device)
     programs = min(blocks.programs, ceil_div(rows, blocks.rows))
     parts = total.new_empty(programs, size, dtype=torch.float32)

@@ -19,6 +19,7 @@ from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.flash_attention import LOG2_E
 from version3_triton.kernels.launch_sizes import ceil_div, dot_precision
+from version3_triton.kernels.memory import in_matrix
 from version4_ultra_fused.kernels.reference import Rope
 from version4_ultra_fused.kernels.tiles import largest
 
@@ -43,7 +44,7 @@ def _load(
     """ROWS rows of a head from row `first` on, [ROWS, BLOCK]; zeros outside."""
     row = first + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
-    inside = (row < length)[:, None] & (column < DIM)[None, :]
+    inside = in_matrix(row, length, column, DIM)
     return tl.load(ptr + row[:, None] * stride + column[None, :], mask=inside, other=0.0)
 
 
@@ -51,12 +52,12 @@ def _load(
 def _store(
     ptr,  # the head
     x,  # [ROWS, BLOCK]
+    ROTATED: tl.constexpr,  # whether RoPE is turned back
     cos_ptr,  # [S_max, Dh]
     sin_ptr,  # [S_max, Dh]
     first,  # the first position
     length,  # S
     stride,  # elements between positions
-    ROTATED: tl.constexpr,  # whether RoPE is turned back
     DIM: tl.constexpr,  # Dh
     ROWS: tl.constexpr,  # positions of a program
     BLOCK: tl.constexpr,  # Dh, rounded up to a power of two
@@ -68,22 +69,22 @@ def _store(
     column = tl.arange(0, BLOCK)
     if ROTATED:
         pair = tl.arange(0, BLOCK // 2)
-        inside = (row < length)[:, None] & (pair < DIM // 2)[None, :]
+        inside = in_matrix(row, length, pair, DIM // 2)
         table = row[:, None] * DIM + pair[None, :]
         cos = tl.load(cos_ptr + table, mask=inside, other=0.0)
         sin = tl.load(sin_ptr + table, mask=inside, other=0.0)
         left, right = tl.split(tl.reshape(x, (ROWS, BLOCK // 2, 2)))
         x = tl.reshape(tl.join(left * cos + right * sin, right * cos - left * sin), (ROWS, BLOCK))
-    inside = (row < length)[:, None] & (column < DIM)[None, :]
-    tl.store(ptr + row[:, None] * stride + column[None, :], x.to(ptr.dtype.element_ty), mask=inside)
+    inside = in_matrix(row, length, column, DIM)
+    tl.store(ptr + row[:, None] * stride + column[None, :], x, mask=inside)
 
 
 @triton.jit
 def _scores(
     q_ptr,  # the head's queries
-    o_ptr,  # its result
+    lse_ptr,  # their log-sum-exp, to base 2
+    o_ptr,  # their result
     do_ptr,  # the gradient of o
-    lse_ptr,  # its log-sum-exp, to base 2
     k,  # [ROWS, BLOCK]
     v,  # [ROWS, BLOCK]
     first,  # the first query
@@ -147,6 +148,7 @@ def _short_attention_backward(
     do_ptr += batch.to(tl.int64) * length * row_of_o
     k_ptr = qkv_ptr + (H + kv_head) * DIM
     v_ptr = qkv_ptr + (H + K + kv_head) * DIM
+    tables = (cos_ptr, sin_ptr, first, length)
     k = _load(k_ptr, first, length, packed, DIM, ROWS, BLOCK)
     v = _load(v_ptr, first, length, packed, DIM, ROWS, BLOCK)
     dk = tl.zeros((ROWS, BLOCK), tl.float32)
@@ -154,15 +156,14 @@ def _short_attention_backward(
     dots = tl.zeros((ROWS,), tl.float32)
     for group in range(H // K):
         head = kv_head * (H // K) + group
-        q_ptr = qkv_ptr + head * DIM
-        lse = lse_ptr + (batch * H + head).to(tl.int64) * length
-        outs = o_ptr + head * DIM
-        douts = do_ptr + head * DIM
+        pointers = (
+            qkv_ptr + head * DIM,
+            lse_ptr + (batch * H + head).to(tl.int64) * length,
+            o_ptr + head * DIM,
+            do_ptr + head * DIM,
+        )
         q, do, p, ds = _scores(
-            q_ptr,
-            outs,
-            douts,
-            lse,
+            *pointers,
             k,
             v,
             first,
@@ -183,10 +184,7 @@ def _short_attention_backward(
             dots += tl.sum(dq * q.to(tl.float32), axis=1)
         for later in range(first + ROWS, length, ROWS):
             q, do, p, ds = _scores(
-                q_ptr,
-                outs,
-                douts,
-                lse,
+                *pointers,
                 k,
                 v,
                 later,
@@ -206,10 +204,7 @@ def _short_attention_backward(
             keys = _load(k_ptr, earlier, length, packed, DIM, ROWS, BLOCK)
             values = _load(v_ptr, earlier, length, packed, DIM, ROWS, BLOCK)
             q, do, p, ds = _scores(
-                q_ptr,
-                outs,
-                douts,
-                lse,
+                *pointers,
                 keys,
                 values,
                 first,
@@ -227,19 +222,7 @@ def _short_attention_backward(
             if DOTS:
                 dots += tl.sum(part * q.to(tl.float32), axis=1)
             dq += part
-        _store(
-            out_ptr + head * DIM,
-            dq * factor,
-            cos_ptr,
-            sin_ptr,
-            first,
-            length,
-            packed,
-            True,
-            DIM,
-            ROWS,
-            BLOCK,
-        )
+        _store(out_ptr + head * DIM, dq * factor, True, *tables, packed, DIM, ROWS, BLOCK)
     if DOTS:
         k = _load(k_ptr, first, length, packed, DIM, ROWS, BLOCK)
         v = _load(v_ptr, first, length, packed, DIM, ROWS, BLOCK)
@@ -249,32 +232,8 @@ def _short_attention_backward(
         row = first + tl.arange(0, ROWS)
         rows = tl.num_programs(0) // K * length
         tl.store(dots_ptr + kv_head * rows + batch * length + row, dots, mask=row < length)
-    _store(
-        out_ptr + (H + kv_head) * DIM,
-        dk * factor,
-        cos_ptr,
-        sin_ptr,
-        first,
-        length,
-        packed,
-        True,
-        DIM,
-        ROWS,
-        BLOCK,
-    )
-    _store(
-        out_ptr + (H + K + kv_head) * DIM,
-        dv,
-        cos_ptr,
-        sin_ptr,
-        first,
-        length,
-        packed,
-        False,
-        DIM,
-        ROWS,
-        BLOCK,
-    )
+    _store(out_ptr + (H + kv_head) * DIM, dk * factor, True, *tables, packed, DIM, ROWS, BLOCK)
+    _store(out_ptr + (H + K + kv_head) * DIM, dv, False, *tables, packed, DIM, ROWS, BLOCK)
 
 
 @checked
@@ -284,8 +243,6 @@ def attend_backward(
     attended: tuple[Tensor, Tensor],
     rope: Rope,
     heads: tuple[int, int, int],
-    *,
-    most: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The gradient of q, k and v before RoPE, packed [B S, (H + 2 K) Dh].
 
@@ -298,7 +255,6 @@ def attend_backward(
         attended: o [B S, H Dh] and its log-sum-exp, from Version 3's `flash_attention.attend`.
         rope: for at most 128 positions.
         heads: H, K, K.
-        most: as of `product_norm_backward`.
     """
     o, lse = attended
     length = rope.length
@@ -306,7 +262,7 @@ def attend_backward(
     head_dim = rope.head_dim
     out = qkv.new_empty(qkv.shape)
     # o has the stream's shape, and rotations change no dot product.
-    needed = o.numel() <= (largest("norm", qkv.shape[1]) if most is None else most)
+    needed = o.numel() <= largest("norm", qkv.shape[1])
     dots = qkv.new_empty(kv_heads, qkv.shape[0], dtype=torch.float32) if needed else None
     factor = 1 / math.sqrt(head_dim)
     rows = max(16, min(ROWS, triton.next_power_of_2(length)))

@@ -4,9 +4,8 @@ A product [M, K] x [K, N] is cut into tiles of M and N, which a persistent kerne
 many programs as multiprocessors, each with several tiles. A large tile reads fewer bytes for each
 FLOP. A small product takes a smaller tile, so that most multiprocessors have one.
 
-What stands under "sm_90" was measured on an H200 (LOG.md). No other GPU was there to measure.
-Elsewhere a library computes the products, and what stands under "sm_80" and "hip" only says that
-the kernel compiles there.
+The tiles were measured on an H200 (LOG.md). No other GPU was there to measure: elsewhere a library
+computes the products, and only tests in Triton's interpreter run the kernels, with INTERPRETED.
 """
 
 import functools
@@ -40,28 +39,22 @@ class ProductTile(NamedTuple):
         }
 
 
-# By family of GPUs: the tiles that a product in 16 bits can have, by its epilogue, largest first.
-TILES: dict[str, dict[str, tuple[ProductTile, ...]]] = {
-    "sm_90": {
-        "rope": (ProductTile(64, 128, 64, 4, 4), ProductTile(64, 64, 128, 4, 3)),
-        "swiglu": (
-            ProductTile(128, 256, 64, 8, 3),
-            ProductTile(128, 128, 64, 8, 3),
-            ProductTile(64, 128, 64, 4, 4),
-            ProductTile(64, 64, 64, 4, 4),
-        ),
-        "norm": (ProductTile(64, 64, 128, 4, 4), ProductTile(64, 32, 256, 4, 3)),
-    },
-    **dict.fromkeys(
-        ("sm_75", "sm_80"),
-        dict.fromkeys(("rope", "swiglu", "norm"), (ProductTile(64, 64, 64, 4, 3),)),
+# On "sm_90" the tiles that a product in 16 bits can have, by its epilogue, largest first.
+TILES: dict[str, tuple[ProductTile, ...]] = {
+    "rope": (ProductTile(64, 128, 64, 4, 4), ProductTile(64, 64, 128, 4, 3)),
+    "swiglu": (
+        ProductTile(128, 256, 64, 8, 3),
+        ProductTile(128, 128, 64, 8, 3),
+        ProductTile(64, 128, 64, 4, 4),
+        ProductTile(64, 64, 64, 4, 4),
     ),
-    "hip": dict.fromkeys(("rope", "swiglu", "norm"), (ProductTile(32, 32, 32, 4, 1),)),
+    "norm": (ProductTile(64, 64, 128, 4, 4), ProductTile(64, 32, 256, 4, 3)),
 }
-# The most elements of a product that is computed with its epilogue, for "norm" its most
+INTERPRETED = (ProductTile(32, 32, 32, 4, 1),)
+# On "sm_90" the most elements of a product that is computed with its epilogue, for "norm" its most
 # multiplications. For larger ones a library's product and a kernel take less time (LOG.md has the
 # table).
-LARGEST = {"sm_90": {"rope": 1 << 22, "swiglu": 1 << 40, "norm": 1 << 29}}
+LARGEST = {"rope": 1 << 22, "swiglu": 1 << 40, "norm": 1 << 29}
 
 
 @functools.cache
@@ -76,7 +69,7 @@ def largest(epilogue: str, depth: int = 1) -> int:
     """The most elements of a product in 16 bits that is computed with this epilogue on this GPU; of
     "norm" at this depth.
     """
-    return LARGEST.get(launch_sizes.family(), {}).get(epilogue, 0) // depth
+    return LARGEST[epilogue] // depth if launch_sizes.family() == "sm_90" else 0
 
 
 @functools.cache
@@ -87,7 +80,7 @@ def product_tile(epilogue: str, rows: int, columns: int) -> ProductTile:
         epilogue: of `matmul.py`, or "norm".
         rows, columns: of the product.
     """
-    for tile in TILES[launch_sizes.family()][epilogue]:
+    for tile in TILES[epilogue] if launch_sizes.family() == "sm_90" else INTERPRETED:
         if ceil_div(rows, tile.m) * ceil_div(columns, tile.n) >= 2 / 3 * multiprocessors():
             break
     return tile

@@ -17,12 +17,11 @@ over the processes first, in the products' dtype:
              are those of ddp, and the update is shared out.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from common import ranks
-from version4_ultra_fused.kernels import Operations
 from version4_ultra_fused.kernels.fp8.scales import Scales
 from version4_ultra_fused.memory.memory_plan import Buffers, MemoryPlan
 
@@ -134,22 +133,11 @@ def _matrices(block: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in block.parameters() if parameter.dim() == 2]
 
 
-class Planned(Protocol):
-    """A model for `MasterAdamW`."""
-
-    layers: nn.ModuleList
-    operations: Operations
-    plan: MemoryPlan
-
-    def parameters(self) -> Iterator[nn.Parameter]: ...
-    def register_load_state_dict_post_hook(self, hook: Callable[..., None]) -> object: ...
-
-
 class MasterAdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for a model with a memory plan.
 
     Args:
-        model: has `layers`, all alike. Its parameters move into flat buffers. Loading a state dict
+        model: of tiny_llama_v4.py. Its parameters move into flat buffers. Loading a state dict
             renews the working weights.
         lr, betas, eps, weight_decay: as in torch.optim.AdamW.
         fp8: whether the products of the blocks are in FP8; their scales are part of the state.
@@ -157,7 +145,7 @@ class MasterAdamW(torch.optim.Optimizer):
 
     def __init__(
         self,
-        model: Planned,
+        model: Any,
         lr: float,
         *,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -172,8 +160,7 @@ class MasterAdamW(torch.optim.Optimizer):
         self.matrices = Flat([_matrices(block) for block in model.layers], shares)
         inner = set(self.matrices.parameters)
         self.others = Flat([[p for p in model.parameters() if p not in inner]], shares)
-        parts = zip(model.layers, self.matrices.parts, strict=True)
-        self.blocks: dict[nn.Module, slice] = dict(parts)
+        self.blocks = dict(zip(model.layers, self.matrices.parts, strict=True))
         self.updated: set[nn.Module] = set()  # blocks, in the step under way
         # It is on the device, for a captured step.
         self.steps = torch.zeros((), dtype=torch.float32, device=self.others.master.device)
@@ -321,11 +308,6 @@ class MasterAdamW(torch.optim.Optimizer):
         if self.stream:
             torch.cuda.current_stream().wait_stream(self.stream)
 
-    def settings(self) -> dict[str, Any]:
-        """The keywords of `operations.adamw` that follow from the parameter group."""
-        (group,) = self.param_groups
-        return {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
-
     def _update(self, flat: Flat, part: slice) -> None:
         share = flat.share(part)
         if self.form == "ddp":
@@ -333,13 +315,17 @@ class MasterAdamW(torch.optim.Optimizer):
         elif self.form == "zero1":
             reduce_scatter(flat.gradient[share], flat.gradient[part])
         working = None if flat.working is None else flat.working[share]
+        (group,) = self.param_groups
         self.model.operations.adamw(
             flat.master[share],
             flat.moments(part),
             flat.gradient[share],
             working,
             self.steps,
-            **self.settings(),
+            lr=group["lr"],
+            betas=group["betas"],
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
             scale=1 / self.world_size,
         )
         if self.form == "zero1":

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from common import cli, ranks
 from common.training import distributed
-from tests.conftest import PATHS, ROOT, TINY, V1, altered_version, run_options
+from tests.conftest import PATHS, ROOT, TINY, V1, altered_version, finished, run_options
 from tracepage.errors import RunError, UsageError
 from version1_pytorch_baseline import tiny_llama_v1
 
@@ -47,6 +48,31 @@ def torchrun(run_script) -> Callable[..., subprocess.CompletedProcess]:
 
 
 @pytest.fixture
+def two_nodes(tmp_path) -> Callable[..., subprocess.CompletedProcess]:
+    """two_nodes(script, *arguments): slurm/train.sbatch runs it in one process on each of two
+    nodes, both of which are this machine.
+    """
+
+    def submit(*arguments: object) -> subprocess.CompletedProcess:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        nodes = 'shift; SLURM_NODEID=1 "$@" & SLURM_NODEID=0 "$@"; code=$?; wait; exit $code'
+        for name, text in (("srun", nodes), ("scontrol", "echo 127.0.0.1")):
+            (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+            (tmp_path / name).chmod(0o755)
+        path = os.pathsep.join(
+            (str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"])
+        )
+        variables = {"PATH": path, "PORT": port, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
+        job = {"SLURM_NNODES": "2", "SLURM_GPUS_ON_NODE": "1", "SLURM_JOB_NODELIST": "node[1-2]"}
+        command = ["bash", ROOT / "slurm/train.sbatch", *arguments]
+        return finished(command, tmp_path, os.environ | variables | job | {"SLURM_JOB_ID": "7"})
+
+    return submit
+
+
+@pytest.fixture
 def as_rank(monkeypatch) -> Callable[..., None]:
     """as_rank(rank, world_size): this process becomes one of a job, as far as its environment
     tells.
@@ -68,11 +94,11 @@ def record(folder: Path) -> dict:
 # ------------------------------------------------------------------------------------------------------ what is computed
 
 
-def test_two_processes_compute_what_one_does_with_all_sequences(torchrun, tmp_path):
+def test_two_processes_compute_what_one_does_with_all_sequences(two_nodes, tmp_path):
     """Gradients, losses and the number of collectives, in each form; with a head that is tied, and
-    one that is not.
+    one that is not. The processes meet as on a cluster.
     """
-    done = torchrun("-m", "tests.parallel_job", tmp_path / "result.json")
+    done = two_nodes("-m", "tests.parallel_job", tmp_path / "result.json")
     assert "deprecated" not in done.stderr  # of collectives: PyTorch 2.13 has renamed two
     first, second = json.loads((tmp_path / "result.json").read_text())
     for case in first:

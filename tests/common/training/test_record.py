@@ -60,7 +60,7 @@ def test_rates_are_of_the_steps_without_the_profiler(monkeypatch):
         "  MFU          not given" in text
         and "7.000 -> 1.000 (mean of the last 20; uniform guess 6.908" in text
     )
-    monkeypatch.setattr(record.peaks, "flops_per_second", lambda *_: 2e12)
+    monkeypatch.setattr(run_facts.peaks, "flops_per_second", lambda *_: 2e12)
     listed = build()
     assert listed["mfu"]["utilization"] == pytest.approx(rate / 2e12)
     model.switches = {"fp8": True}

@@ -1,7 +1,6 @@
 """External baselines: they compute and learn what Version 1 does, without extra work."""
 
 from argparse import Namespace
-from dataclasses import replace
 
 from common import device as devices
 from common.precision import Precision
@@ -27,8 +26,8 @@ def pair(peer: str, working: torch.dtype | None = None):
     """
     if peer == "hf":
         pytest.importorskip("transformers", reason="needs transformers")
-    version = replace(external_baselines.PEERS[peer], compiled=False)
-    version = replace(version, working=working) if working else version
+    version = external_baselines.PEERS[peer]._replace(compiled=False)
+    version = version._replace(working=working) if working else version
     torch.manual_seed(3)
     return (
         version,

@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES
 from tests.small_traces import event, gpu_trace
 from tracepage.errors import UsageError
-from tracepage.readers import chrome_trace, kernel_names, load_kernels, pytorch
+from tracepage.readers import chrome_trace, kernel_names, load_kernels, pytorch, trace_events
 from tracepage.views import launches
 
 import pandas
@@ -38,6 +38,7 @@ def launched(*kernels: dict) -> list[dict]:
             "without a name, a time",
         ),
         (event("kernel", "odd", 300, 301) | {"tid": []}, "without a name, a time"),
+        (event("kernel", "odd", 300, 301) | {"dur": float("nan")}, "without a name, a time"),
         (event("kernel", "odd", 300, 301, correlation={}), "without a name, a time"),
         (event("kernel", "odd", -1e15, -1e15), "far outside the time of the others, such as odd"),
         (
@@ -236,6 +237,18 @@ def test_another_clock_another_order_and_other_numbers_change_nothing(tmp_path):
     assert chrome_trace.profile_tables(other) == chrome_trace.profile_tables(one)
 
 
+@pytest.mark.parametrize("size", [1, 7, 100])
+def test_chunks_of_any_size_give_all_values(size, tmp_path, monkeypatch):
+    monkeypatch.setattr(trace_events, "CHUNK", size)
+    content = {"version": 1.25e-07, "number": 12, "name": 'Größe, "]}'} | gpu_trace() | {"last": []}
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8-sig")
+    expected = json.loads(json.dumps(content), parse_float=str)
+    read = list(trace_events.entries(path))
+    events = [value for key, value in read if key == "traceEvents"]
+    assert dict(read) | {"traceEvents": events} == expected
+
+
 def test_a_list_of_events_may_lack_its_end(tmp_path):
     text = json.dumps(gpu_trace()["traceEvents"])
     (tmp_path / "trace.json").write_text("\n" + text[:-1] + ",")
@@ -246,6 +259,9 @@ def test_a_list_of_events_may_lack_its_end(tmp_path):
     ("text", "message"),
     [
         ('{"traceEvents": [{"ph"', "is not JSON or is cut off"),
+        ('{"traceEvents": [{"ph": "M"}]', "is not JSON or is cut off"),
+        ('[{"ph": "M"}, {"ph"', "is not JSON or is cut off"),
+        ('{"traceEvents": []}, 7', "is not JSON or is cut off"),
         (
             '{"traceEvents": [{"ph": "X", "cat": "python_function", "name": "f"}, {"ph": "M"}, 7, null]}',
             "no operators, no kernels",

@@ -128,6 +128,6 @@ def test_runs_differ_by_what_a_step_depends_on_by_processes_and_by_losses():
     # which counts as one process
     alone, old = record(training__world_size=1, training__parallel=None), record()
     together = record(training__world_size=2, training__parallel="ddp")
-    assert run_record.differences(run_record.identity(alone), run_record.identity(old)) == []
-    found = run_record.differences(run_record.identity(together), run_record.identity(old))
+    assert run_record.differences(run_record.conditions(alone), run_record.conditions(old)) == []
+    found = run_record.differences(run_record.conditions(together), run_record.conditions(old))
     assert found == ["processes (2 and 1)", "parallel (ddp and None)"]

@@ -50,7 +50,7 @@ def test_markdown_escapes_text_and_links_figures_where_they_are_written(report):
         and "| `kernel_0<int>` |" in text
     )
     assert (
-        "**The longest**" in text
+        "**The longest, 2 of 5**" in text
         and "- source: `file.json`" in text
         and "```sh\npython script.py" in text
     )
@@ -94,3 +94,19 @@ def test_a_folder_or_a_name_that_cannot_be_written_is_refused(tmp_path):
         Report("Title").write(tmp_path / "file", "report", flag="--there")
     with pytest.raises(UsageError, match=r"--output .*script\.py: name a \.md file"):
         Report("Title").publish_as(tmp_path / "script.py", ("md",), "--output")
+
+
+def test_a_page_says_once_what_the_title_of_a_picture_says(report, tmp_path):
+    """A picture of its own keeps its title, and the page has the words in its text."""
+    figures = []
+
+    def draw_titled():
+        figures.append(draw())
+        figures[-1].axes[0].set_title("One H100")
+        return figures[-1]
+
+    report.text("One H100.")
+    report.figure(draw_titled, "titled", "A line")
+    assert report.html().count("One H100") == 1
+    report.write(tmp_path, "report", ("png",))
+    assert figures[-1].axes[0].get_title() == "One H100"

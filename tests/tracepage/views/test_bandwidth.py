@@ -15,6 +15,7 @@ from tracepage.cost import operators
 from tracepage.errors import UsageError
 from tracepage.files import read_json
 from tracepage.views import bandwidth
+from tracepage.views.roofline import Point
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_bytes_are_requests_times_their_size_and_a_missing_counter_is_named(tmp_
     # there all that are not small have 64 bytes
     expected = MOVED if device != "gfx90a" else MOVED - 64 * READS[128]
     assert traffic.bytes_are == bandwidth.MEASURED
-    assert traffic.rows == [bandwidth.KernelTraffic("k", 2, pytest.approx(5e-6), 2 * expected)]
+    assert traffic.rows == [Point("k", None, 2 * expected, pytest.approx(5e-6), calls=2)]
     counter = next(name for name in DEVICES[device] if "WRREQ_64B" in name)
     left = {name: count for name, count in DEVICES[device].items() if name != counter}
     with pytest.raises(UsageError, match=rf"lacks {counter} \({device}\)"):
@@ -131,8 +132,11 @@ def test_rows_of_three_kernels_with_known_bounds():
     """At 0.2 GB/s and 1 GFLOP/s: the first is bound by its FLOPs, the second by its bytes, at 95 %
     of the bandwidth.
     """
-    timed = (("slow", 1, 4.0, 1e8, 2e9), ("fast", 1, 1.0, 1.9e8, 1e8), ("not counted", 1, 4.0, 1e8))
-    rows = [bandwidth.KernelTraffic(*row) for row in timed]
+    rows = [
+        Point("slow", 2e9, 1e8, 4.0),
+        Point("fast", 1e8, 1.9e8, 1.0),
+        Point("not counted", None, 1e8, 4.0),
+    ]
     traffic = bandwidth.Traffic(rows, bandwidth.MEASURED, Path("p"), CEILINGS, "a copy", [], None)
     cells = table(traffic)
     assert [cell["bound by"] for cell in cells] == ["compute", "memory", None]

@@ -5,6 +5,7 @@ alive at the peak.
 from dataclasses import replace
 
 from tracepage.readers import chrome_trace
+from tracepage.show import plots
 from tracepage.show.report import Report
 from tracepage.views import memory_timeline
 
@@ -74,7 +75,7 @@ def test_of_many_events_the_peak_is_still_drawn():
     climbed = trace(*climb, (-MIB, 0, 2999 * MIB, "mlp", "backward"))
     (axes,) = memory_timeline.draw_areas(climbed, memory_timeline.followed(climbed)).axes
     vertices = axes.collections[0].get_paths()[0].vertices
-    assert vertices[:, 1].max() == 3000 and len(vertices) < 5 * memory_timeline.POINTS
+    assert vertices[:, 1].max() == 3000 and len(vertices) < 5 * plots.POINTS
 
 
 def test_the_section_names_the_peak(cpu_trace):

@@ -50,9 +50,8 @@ def test_a_point_is_held_against_the_ceiling_of_its_side():
 
 def test_without_measured_ceilings_nothing_is_compared():
     point = Point("gemm", 8e9, 1e9, 4e-3)
-    for function in (roofline.table, roofline.figure):
-        with pytest.raises(UsageError, match="profile again with --measure-peak"):
-            function([point], None)
+    with pytest.raises(UsageError, match="profile again with --measure-peak"):
+        roofline.roofline_report([point], None, "a step")
 
 
 def test_points_of_a_gpu_profile_add_up_to_its_time_and_work():

@@ -93,7 +93,7 @@ class AsynchronousDevice:
 )
 def test_phases_without_synchronization_are_the_hosts(monkeypatch, flags, expected):
     device, stage = AsynchronousDevice(), stage_of("stage3")
-    clock = stage.replaced(stage.options([*SMALL, *flags])).phase_clock
+    clock = stage.chosen(stage.options([*SMALL, *flags])).phase_clock
     monkeypatch.setattr(devices, "synchronize", device.synchronize)
     monkeypatch.setattr(timing.time, "perf_counter", lambda: device.host)
     times = timing.phase_times(device.step, torch.device("cpu"), clock)

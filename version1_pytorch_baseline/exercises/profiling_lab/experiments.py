@@ -7,7 +7,6 @@ its table. Numbers are in fp32, and `profiling.py` has the clock and the measure
 
 import functools
 import inspect
-import sys
 from argparse import Namespace
 from collections.abc import Callable
 from types import ModuleType
@@ -17,8 +16,8 @@ from unittest import mock
 from common import device as devices
 from common.config import ModelConfig
 from common.rope import rope_tables
-from studies import version_files
 from tracepage.show import tables
+from version1_pytorch_baseline import tiny_llama_v1 as v1
 
 import lab
 import torch
@@ -27,7 +26,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 SCHEMA = "tiny-llama-profiling-experiments/1"
-V1 = lab.LAB.parents[1] / "tiny_llama_v1.py"
 SMALL = 512  # operations of `launches`
 STEPS = 20  # of `synchronization`
 LAYERS = 4  # of `techniques`
@@ -141,14 +139,10 @@ def synchronization(options: Namespace, device: torch.device) -> Ways:
     }
 
 
-def layers(
-    options: Namespace, device: torch.device
-) -> tuple[ModuleType, list[nn.Module], list[Tensor]]:
-    """Version 1 as a module, its layers with random weights, and their inputs: x [B, S, D], and
-    RoPE's cos and sin [S, Dh].
+def layers(options: Namespace, device: torch.device) -> tuple[list[v1.Block], list[Tensor]]:
+    """Version 1's layers with random weights, and their inputs: x [B, S, D], and RoPE's cos and sin
+    [S, Dh].
     """
-    v1 = version_files.load(V1)
-    sys.modules[v1.__name__] = v1  # torch.compile imports it by its name
     d_model = options.d_model
     heads = options.num_heads
     config = ModelConfig(
@@ -156,11 +150,8 @@ def layers(
     )
     x = torch.randn(options.batch_size, options.seq_len, d_model)
     inputs = [x, *rope_tables(d_model // heads, options.seq_len, config.rope_theta)]
-    return (
-        v1,
-        [v1.Block(config).to(device) for _ in range(LAYERS)],
-        [tensor.to(device) for tensor in inputs],
-    )
+    blocks = [v1.Block(config).to(device) for _ in range(LAYERS)]
+    return blocks, [tensor.to(device) for tensor in inputs]
 
 
 def passes(
@@ -179,7 +170,7 @@ def techniques(options: Namespace, device: torch.device) -> Ways:
     SDPA the scores. Autocast multiplies in 16 bits: float16 on a GPU, bfloat16 on a CPU.
     Checkpointing gives time for memory: it runs each layer twice.
     """
-    v1, blocks, (x, cos, sin) = layers(options, device)
+    blocks, (x, cos, sin) = layers(options, device)
 
     def eager(x: Tensor) -> Tensor:
         for block in blocks:
@@ -187,15 +178,13 @@ def techniques(options: Namespace, device: torch.device) -> Ways:
         return x
 
     def sdpa(x: Tensor) -> Tensor:
-        with mock.patch.object(
-            v1, "attention", functools.partial(F.scaled_dot_product_attention, is_causal=True)
-        ):
+        fused = functools.partial(F.scaled_dot_product_attention, is_causal=True)
+        with mock.patch.object(v1, "attention", fused):
             return eager(x)
 
     def autocast(x: Tensor) -> Tensor:
-        with torch.autocast(
-            device.type, torch.float16 if devices.is_gpu(device) else torch.bfloat16
-        ):
+        dtype = torch.float16 if devices.is_gpu(device) else torch.bfloat16
+        with torch.autocast(device.type, dtype):
             return eager(x)
 
     def checkpointed(x: Tensor) -> Tensor:
@@ -203,11 +192,8 @@ def techniques(options: Namespace, device: torch.device) -> Ways:
             x = checkpoint(block, x, cos, sin, use_reentrant=False)
         return x
 
-    ways = (
-        {"eager": eager}
-        | compiled(eager, device)
-        | {"SDPA": sdpa, "autocast": autocast, "checkpoint": checkpointed}
-    )
+    ways = {"eager": eager} | compiled(eager, device)
+    ways |= {"SDPA": sdpa, "autocast": autocast, "checkpoint": checkpointed}
     return {name: passes(forward, x, *blocks) for name, forward in ways.items()}
 
 
@@ -215,25 +201,16 @@ def layer(options: Namespace, device: torch.device) -> Ways:
     """One layer of Version 1, forward and backward, and its parts, each alone. The rest are two
     residual additions.
     """
-    _, blocks, (x, *rotation) = layers(options, device)
-    names = {
-        "whole layer": "",
-        "attention": "self_attn",
-        "MLP": "mlp",
-        "one norm": "input_layernorm",
-    }
-    parts = {part: blocks[0].get_submodule(name) for part, name in names.items()}
+    [block, *_], (x, *rotation) = layers(options, device)
 
-    def forward(module: nn.Module, x: Tensor) -> Tensor:
-        return (
-            module(x, *rotation)
-            if module in (parts["whole layer"], parts["attention"])
-            else module(x)
-        )
+    def whole(module: nn.Module) -> Callable[[], object]:
+        return passes(lambda x: module(x, *rotation), x, module)
 
     return {
-        name: passes(functools.partial(forward, module), x, module)
-        for name, module in parts.items()
+        "whole layer": whole(block),
+        "attention": whole(block.self_attn),
+        "MLP": passes(block.mlp, x, block.mlp),
+        "one norm": passes(block.input_layernorm, x, block.input_layernorm),
     }
 
 

@@ -237,17 +237,16 @@ def load(implementation: str) -> ModuleType:
 
 def time(profiling: ModuleType, options: Namespace, device: torch.device) -> None:
     """Problem 1."""
+
+    def microseconds(*call: Any, **options: Any) -> float:
+        return round(1e6 * profiling.benchmark_function(*call, **options), 1)
+
     vectors = [torch.ones(n, device=device) for n in (1, 10**3, 10**5, 10**6)]
-    seconds = [profiling.benchmark_function(torch.add, (x, 1), iterations=200) for x in vectors]
-    print("us of x + 1:", [round(1e6 * second, 1) for second in seconds])
+    print("us of x + 1:", [microseconds(torch.add, (x, 1), iterations=200) for x in vectors])
     if devices.is_gpu(device):
         x = torch.ones(8192, 8192, device=device)
-        seconds = [
-            profiling.benchmark_function(torch.mm, (x, x), sync=sync) for sync in (True, False)
-        ]
-        print(
-            "us of x @ x, with sync=True and False:", [round(1e6 * second, 1) for second in seconds]
-        )
+        times = [microseconds(torch.mm, (x, x), sync=sync) for sync in (True, False)]
+        print("us of x @ x, with sync=True and False:", times)
 
 
 def memory(profiling: ModuleType, options: Namespace, device: torch.device) -> None:
@@ -357,19 +356,10 @@ def rows(part: str, measured: Any) -> tuple[list[str], list[list[Any]]]:
             # 0: not measured
             flops = result["flops"]
             moved = result["bytes_moved"]
-            memory = result["memory_mb"] or None
-            time = [result["time_ms"], 100 * result["time_ms"] / total, memory]
-            body.append(
-                [
-                    framework,
-                    result["name"],
-                    *time,
-                    flops / 1e9,
-                    moved / 1e6,
-                    flops / moved,
-                    result["bound"],
-                ]
-            )
+            ms = result["time_ms"]
+            cells = [framework, result["name"], ms, 100 * ms / total, result["memory_mb"] or None]
+            cells += [flops / 1e9, moved / 1e6, flops / moved, result["bound"]]
+            body.append(cells)
     return [
         "framework",
         "component",
@@ -449,22 +439,11 @@ def main() -> None:
         metavar="PART",
         help=f"of {', '.join(PARTS)} (default: all)",
     )
-    add(
-        "--batch-size",
-        type=cli.positive,
-        default=8,
-        metavar="B",
-        help="of the components (default: 8)",
-    )
-    add(
-        "--seq-len",
-        type=cli.positive,
-        default=512,
-        metavar="S",
-        help="of the components (default: 512)",
-    )
-    add("--d-model", type=cli.positive, default=512, metavar="D", help="default: 512")
-    add("--num-heads", type=cli.positive, default=8, metavar="H", help="default: 8")
+    size = functools.partial(add, type=cli.positive)
+    size("--batch-size", default=8, metavar="B", help="of the components (default: 8)")
+    size("--seq-len", default=512, metavar="S", help="of the components (default: 512)")
+    size("--d-model", default=512, metavar="D", help="default: 512")
+    size("--num-heads", default=8, metavar="H", help="default: 8")
     add(
         "--seq-lens",
         type=cli.positive_list,

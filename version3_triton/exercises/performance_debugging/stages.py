@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from common import cli
 from common import device as devices
@@ -33,7 +33,7 @@ import diagnose
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Operations", "Stage", "StageOptions", "kernels", "v3"]
+__all__ = ["Operations", "Parts", "Stage", "kernels", "v3"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,28 +42,37 @@ class StageOptions(RunOptions):
     fixed: bool = False
 
 
-@dataclass(frozen=True)
+class Parts(NamedTuple):
+    """What stands in place of Version 3's."""
+
+    # Replaces parts of the model.
+    change: Callable[[v3.TinyLlama], None] = lambda model: None
+    # The functions that the model calls, with some replaced.
+    operations: Callable[[Operations], Operations] = lambda table: table
+    phase_clock: type | None = None  # of the run's options
+
+
+@dataclass
 class Stage:
     description: str | None  # for --help
     file: str  # of the stage; it names the record
-    # Replaces parts of Version 3's model.
-    change: Callable[[nn.Module, StageOptions], None] = lambda model, options: None
-    # The functions that the model calls, with some replaced.
-    operations: Callable[[Operations, StageOptions], Operations] = lambda table, options: table
-    # The options of the run, with parts replaced.
-    replaced: Callable[[StageOptions], StageOptions] = lambda options: options
-    # A sentence about what a device cannot show, or None.
-    caveat: Callable[[torch.device], str | None] = lambda device: None
+    parts: Parts = Parts()
     # The defaults of flags, where they are not Version 3's.
     defaults: Mapping[str, object] = field(default_factory=dict)
     # The flags of the stage alone, with the keywords of argparse for each.
     flags: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    fixable: bool = True  # whether it takes --fixed
+    fix: Parts | None = None  # those of --fixed
+    # A sentence about what a device cannot show, or None.
+    caveat: Callable[[torch.device], str | None] = lambda device: None
+
+    def chosen(self, options: StageOptions) -> Parts:
+        return self.fix if self.fix and options.fixed else self.parts
 
     def make_model(self, options: StageOptions) -> nn.Module:
+        parts = self.chosen(options)
         table = kernels.choose(options.switches, options.device)
-        model = v3.make_model(options, self.operations(table, options))
-        self.change(model, options)
+        model = v3.make_model(options, parts.operations(table))
+        parts.change(model)
         return model
 
     def options(self, arguments: Sequence[str] | None = None) -> StageOptions:
@@ -71,7 +80,7 @@ class Stage:
         parser = version_files.run_parser(v3, self.description)
         parser.set_defaults(time_phases=True, **self.defaults)
         group = parser.add_argument_group("stage")
-        if self.fixable:
+        if self.fix:
             group.add_argument("--fixed", action="store_true", help="with the fix")
         group.add_argument(
             "--diagnose",
@@ -90,7 +99,9 @@ class Stage:
         caveat = self.caveat(devices.select(options.device))
         if caveat:
             print(f"note: {caveat}", file=sys.stderr)
-        run = v3.train(self.replaced(replace(options, name=Path(self.file).stem)), self.make_model)
+        clock = self.chosen(options).phase_clock
+        options = replace(options, name=Path(self.file).stem, phase_clock=clock)
+        run = v3.train(options, self.make_model)
         run.amend(stage={"fixed": options.fixed, **updated(run.optimizer), "caveat": caveat})
         if run_record.finished(run.record) and "phases_ms" in run.record:
             total = sum(phase["median"] for phase in run.record["phases_ms"].values())

@@ -13,26 +13,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # the root of this clone
 
 import time
-from dataclasses import replace
 
-from common import device as devices
 from common import timing
-from stages import Stage, StageOptions
-
-import torch
-
-
-def with_own_clock(options: StageOptions) -> StageOptions:
-    return replace(options, phase_clock=SynchronizedClock if options.fixed else PythonClock)
-
-
-def caveat(device: torch.device) -> str | None:
-    if devices.is_gpu(device):
-        return None
-    return (
-        "a call returns when its work is done, so the phases add up with any clock; "
-        "the effect needs a GPU"
-    )
+from stages import Parts, Stage
 
 
 class PythonClock(timing.Clock):
@@ -46,6 +29,23 @@ class PythonClock(timing.Clock):
         return (self.marks[stop] - self.marks[start]) * 1e3
 
 
+STAGE = Stage(__doc__, __file__, Parts(phase_clock=PythonClock))
+
+# A handout ends here.
+from common import device as devices
+
+import torch
+
+
+def caveat(device: torch.device) -> str | None:
+    if devices.is_gpu(device):
+        return None
+    return (
+        "a call returns when its work is done, so the phases add up with any clock; "
+        "the effect needs a GPU"
+    )
+
+
 class SynchronizedClock(PythonClock):
     """The same, when the device has done what it was given."""
 
@@ -54,7 +54,8 @@ class SynchronizedClock(PythonClock):
         return super().mark()
 
 
-STAGE = Stage(__doc__, __file__, replaced=with_own_clock, caveat=caveat)
+STAGE.fix = Parts(phase_clock=SynchronizedClock)
+STAGE.caveat = caveat
 
 if __name__ == "__main__":
     STAGE.main()

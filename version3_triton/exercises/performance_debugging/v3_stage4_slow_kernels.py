@@ -17,26 +17,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # the root of this
 from functools import partial
 
 from common.spans import span
-from stages import Stage, StageOptions, kernels, v3
+from stages import Parts, Stage, kernels, v3
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def change(model: v3.TinyLlama, options: StageOptions) -> None:
-    if not options.fixed:
-        for layer in model.layers:
-            layer.mlp.forward = partial(feed_forward, layer.mlp)
-
-
-def caveat(device: torch.device) -> str | None:
-    if kernels.missing(device):
-        return (
-            "no Triton: in place of the kernel PyTorch multiplies and adds, "
-            "which does the same products as slowly"
-        )
-    return None
+def change(model: v3.TinyLlama) -> None:
+    for layer in model.layers:
+        layer.mlp.forward = partial(feed_forward, layer.mlp)
 
 
 @span("mlp")
@@ -66,7 +56,22 @@ class FusedSwiGLU(torch.autograd.Function):
         return torch.autograd.grad(y, (x, weight), dy)
 
 
-STAGE = Stage(__doc__, __file__, change, caveat=caveat)
+STAGE = Stage(__doc__, __file__, Parts(change))
+
+# A handout ends here.
+
+
+def caveat(device: torch.device) -> str | None:
+    if kernels.missing(device):
+        return (
+            "no Triton: in place of the kernel PyTorch multiplies and adds, "
+            "which does the same products as slowly"
+        )
+    return None
+
+
+STAGE.fix = Parts()
+STAGE.caveat = caveat
 
 if __name__ == "__main__":
     STAGE.main()

@@ -10,7 +10,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # the root of this
 
 from stages import Stage
 
-STAGE = Stage(__doc__, __file__, fixable=False)
+STAGE = Stage(__doc__, __file__)
+
+# A handout ends here.
 
 if __name__ == "__main__":
     STAGE.main()

@@ -15,16 +15,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # the root of this clone
 
 from common.precision import products_dtype
-from stages import Operations, Stage, StageOptions, kernels
+from stages import Operations, Parts, Stage, kernels
 
 import torch
 from torch import Tensor
-
-
-def replaced(operations: Operations, options: StageOptions) -> Operations:
-    if not options.fixed:
-        operations = operations._replace(rms_norm=rms_norm, add_rms_norm=add_rms_norm)
-    return operations
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -46,6 +40,20 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return total, rms_norm(total, weight, eps)
 
 
+def operations(table: Operations) -> Operations:
+    return table._replace(rms_norm=rms_norm, add_rms_norm=add_rms_norm)
+
+
+SKIP = dict(
+    action="store_false",
+    dest="check_gradients",
+    help="train without asking whether every parameter gets a gradient",
+)
+STAGE = Stage(__doc__, __file__, Parts(operations=operations), flags={"--skip-check": SKIP})
+
+# A handout ends here.
+
+
 def caveat(device: torch.device) -> str | None:
     if kernels.missing(device):
         return (
@@ -55,12 +63,8 @@ def caveat(device: torch.device) -> str | None:
     return None
 
 
-SKIP = dict(
-    action="store_false",
-    dest="check_gradients",
-    help="train without asking whether every parameter gets a gradient",
-)
-STAGE = Stage(__doc__, __file__, operations=replaced, caveat=caveat, flags={"--skip-check": SKIP})
+STAGE.fix = Parts()
+STAGE.caveat = caveat
 
 if __name__ == "__main__":
     STAGE.main()

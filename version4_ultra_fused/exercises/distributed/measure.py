@@ -73,33 +73,12 @@ def step_of(form: str, options: Namespace, device: torch.device) -> Step:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     cli.add(parser, "--device")
-    parser.add_argument(
-        "--num-steps",
-        type=cli.positive,
-        default=20,
-        metavar="N",
-        help="timed repeats (default: 20)",
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=cli.positive,
-        default=8,
-        metavar="B",
-        help="sequences of a rank (default: 8)",
-    )
-    parser.add_argument(
-        "--seq-len", type=cli.positive, default=512, metavar="S", help="default: 512"
-    )
-    parser.add_argument(
-        "--hidden-dim",
-        type=cli.positive,
-        default=1024,
-        metavar="D",
-        help="default: 1024; F is four times D",
-    )
-    parser.add_argument(
-        "--num-layers", type=cli.positive, default=12, metavar="L", help="default: 12"
-    )
+    add = functools.partial(parser.add_argument, type=cli.positive)
+    add("--num-steps", default=20, metavar="N", help="timed repeats (default: 20)")
+    add("--batch-size", default=8, metavar="B", help="sequences of a rank (default: 8)")
+    add("--seq-len", default=512, metavar="S", help="default: 512")
+    add("--hidden-dim", default=1024, metavar="D", help="default: 1024; F is four times D")
+    add("--num-layers", default=12, metavar="L", help="default: 12")
     options = cli.parse(parser)
     process = ranks.here()
     device = devices.select(options.device)

@@ -23,6 +23,7 @@ import functools
 
 from version3_triton.kernels.checks import checked
 from version3_triton.kernels.launch_sizes import ceil_div
+from version3_triton.kernels.memory import in_matrix, read
 from version4_ultra_fused.kernels.elementwise import swiglu_gradient
 from version4_ultra_fused.kernels.reference import Slot
 
@@ -49,8 +50,8 @@ def _store(x, row, column, rows, columns, out_ptr):
     place = row.to(tl.int64)[:, None] * columns + column[None, :]
     tl.store(
         out_ptr + place,
-        x.to(out_ptr.dtype.element_ty),
-        mask=(row < rows)[:, None] & (column < columns)[None, :],
+        x,
+        mask=in_matrix(row, rows, column, columns),
     )
 
 
@@ -71,7 +72,7 @@ def _quantize(
     n = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     place = n.to(tl.int64)[:, None] * x_row + c[None, :]
-    x = tl.load(x_ptr + place, mask=(n < N)[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
+    x = read(x_ptr + place, mask=in_matrix(n, N, c, C))
     x = _stored(x, scale_ptr, largest_ptr, MAX)
     _store(x, n, c, N, C, rows_ptr)
     _store(tl.trans(x), c, n, C, N, columns_ptr)
@@ -99,14 +100,12 @@ def _swiglu_quantized(
     row = n.to(tl.int64)[:, None]
     gate_up = tl.load(
         gate_up_ptr + row * (2 * F) + both[None, :],
-        mask=(n < N)[:, None] & (both < 2 * F)[None, :],
+        mask=in_matrix(n, N, both, 2 * F),
         other=0.0,
     )
     gate, up = tl.split(tl.reshape(gate_up.to(tl.float32), (TOKENS, COLUMNS // 2, 2)))
     if BACKWARD:
-        dy = tl.load(
-            dy_ptr + row * F + pair[None, :], mask=(n < N)[:, None] & (pair < F)[None, :], other=0.0
-        ).to(tl.float32)
+        dy = read(dy_ptr + row * F + pair[None, :], mask=in_matrix(n, N, pair, F))
         dgate, dup = swiglu_gradient(gate, up, dy)
         gradients = _stored(
             tl.reshape(tl.join(dgate, dup), (TOKENS, COLUMNS)), scale_ptr, largest_ptr, MAX

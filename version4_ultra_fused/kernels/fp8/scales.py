@@ -81,22 +81,22 @@ class Scales:
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
+        device = weights[0].device
+
         def zeros(*shape: int) -> Tensor:
-            return torch.zeros(len(weights), 3, *shape, device=weights[0].device)
+            return torch.zeros(len(weights), 3, *shape, device=device)
 
         self.largest = zeros(HISTORY)
         self.seen = zeros()
-        self.saturated = torch.zeros(4, device=weights[0].device)
+        self.saturated = torch.zeros(4, device=device)
         self.scale = zeros(4)[..., 0]  # cuBLAS reads a scale at multiples of 16 bytes.
         self.place = {weight: number for number, weight in enumerate(weights)}
         e4m3, e5m2 = formats()
         self.dtypes = (e4m3, e4m3, e5m2)
-        self.assumed = torch.tensor(ASSUMED, device=weights[0].device)
-        self.most = torch.tensor(
-            [torch.finfo(dtype).max for dtype in self.dtypes], device=weights[0].device
-        )
-        self.margin = torch.tensor(MARGIN, device=weights[0].device)
-        self.unit = torch.ones(3, device=weights[0].device)  # of a magnitude in `largest`
+        self.assumed = torch.tensor(ASSUMED, device=device)
+        self.most = torch.tensor([torch.finfo(dtype).max for dtype in self.dtypes], device=device)
+        self.margin = torch.tensor(MARGIN, device=device)
+        self.unit = torch.ones(3, device=device)  # of a magnitude in `largest`
         self.begin(1)
 
     def slot(self, weight: Tensor, which: int) -> Slot:
