@@ -8,8 +8,8 @@ from tracepage.causes import waits
 from tracepage.readers import load_kernels
 from tracepage.show import tables
 
-# The step without the wait, and where it is given also without any wait.
-BOUNDS = re.compile(r"(?:Without it,|at least) ([\d.]+) ms")
+# The step without any wait, where it is given, and without this one.
+BOUNDS = re.compile(r"([\d.]+) ms \((?:the host|[\d.]+ times)")
 HEADER = (
     "case",
     "fault",
@@ -29,7 +29,7 @@ def cases(record: Path, *traces: Path) -> str:
         causes = waits.attribute(load_kernels.load(path))
         assert causes  # A recorded case has a GPU that works.
         verdict = causes.verdict
-        bounds = reversed(BOUNDS.findall(verdict["sentence"]))
+        bounds = BOUNDS.findall(verdict["sentence"])
         predicted = [causes.step_ms, verdict["ms"], " to ".join(bounds)]
         measured = [case["ms"], case["ms_without"]]
         rows.append([case["case"], case["fault"], verdict["cause"], *predicted, *measured])

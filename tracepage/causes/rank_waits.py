@@ -266,8 +266,8 @@ def verdict(job: Job) -> Verdict:
         cause = "sends"
         ms = sends_ms
         sentence = (
-            f"Sends and receives between two ranks take {_part_of(ms, step_ms)}, beside which "
-            "nothing computes. The traces do not tell whether they move bytes or wait, as the "
+            f"Sends and receives between two ranks take {_part_of(ms, step_ms)} that nothing "
+            "hides. The traces do not tell whether they move bytes or wait, as the "
             "stages of a pipeline do."
         )
     elif transfer_ms >= max(least_ms, lost_ms):
@@ -276,8 +276,8 @@ def verdict(job: Job) -> Verdict:
         complete = max(rank.size for rank in job.ranks.values()) <= count
         limits = "network limits" if complete else "network, or a rank without trace, limits"
         sentence = (
-            f"The {limits} the job: {_part_of(ms, step_ms)} are transfers beside which nothing "
-            f"computes{_longest_transfer(job)}. Let them run beside the backward pass, send less "
+            f"The {limits} the job: {_part_of(ms, step_ms)} are transfers that nothing hides"
+            f"{_longest_transfer(job)}. Let them run beside the backward pass, send less "
             "(bf16, larger batches), or shard within a host."
         )
     elif lost_ms >= least_ms:
@@ -293,9 +293,9 @@ def verdict(job: Job) -> Verdict:
         ms = 0.0
         sentence = (
             f"Neither a slow rank nor the network limits the job: of a step of {step_ms:.3g} ms a "
-            f"rank waits for others {_range(job.waiting_ms.values())} ms, and transfers beside "
-            f"which nothing computes take {_range(map(job.transfer_ms, job.ranks))} ms. The page "
-            "of one rank tells what does."
+            f"rank waits for others {_range(job.waiting_ms.values())} ms, and transfers that "
+            f"nothing hides take {_range(map(job.transfer_ms, job.ranks))} ms. Make the page of "
+            "one rank to see what limits it."
         )
     gain = float(step_ms / (step_ms - ms))
     if ms:

@@ -1,5 +1,7 @@
 """Words about the causes of a step: what each is, and what people do about it."""
 
+import re
+
 # Subject and verb of the verdict, and the cure.
 WORDS = {
     "copy_to_device": (
@@ -27,8 +29,8 @@ WORDS = {
     ),
     "allocation": (
         "The GPU waits for memory to be allocated or freed",
-        "Call no `torch.cuda.empty_cache()` in a step, let shapes repeat, or set "
-        "`PYTORCH_ALLOC_CONF=expandable_segments:True` (older PyTorch: `PYTORCH_CUDA_ALLOC_CONF`).",
+        "Let shapes repeat, set `PYTORCH_ALLOC_CONF=expandable_segments:True` (older PyTorch: "
+        "`PYTORCH_CUDA_ALLOC_CONF`), and call no `torch.cuda.empty_cache()` in a step.",
     ),
     "compilation": (
         "The GPU waits for code to be compiled or loaded",
@@ -45,8 +47,8 @@ WORDS = {
     ),
     "host": (
         "The GPU waits for the host, which is in no operator (plain Python, or another thread)",
-        "Find this code with `with_stack=True` or a sampling profiler such as py-spy, and take it "
-        "out of the step.",
+        "Often it prepares data. Find this code with `with_stack=True` or a sampling profiler such "
+        "as py-spy, and take it out of the step.",
     ),
     "launches": (
         "The GPU waits for launches, each of which takes longer than the kernel before",
@@ -60,26 +62,40 @@ WORDS = {
 }
 # What people do about the largest kind of work.
 WORK = {
-    "matrix products": "Use a lower precision (bf16, FP8) and sizes that are multiples of 64.",
+    "matrix products": "Use sizes that are multiples of 64 for matrix products, and perhaps FP8.",
     "attention": "Use a fused kernel (`scaled_dot_product_attention`), in a lower precision.",
     "convolutions": "Use a lower precision, `channels_last`, and cuDNN's benchmark mode.",
-    "elementwise": "They are limited by bytes: fuse them (`torch.compile`), or use fewer bytes.",
-    "reductions": "They are limited by bytes: fuse them with what is before and after them.",
+    "elementwise": "Fuse elementwise kernels (`torch.compile`), or move fewer bytes.",
+    "reductions": "Fuse reductions with what is before and after them: bytes limit them.",
     "copies": "Avoid copies of layout and type: keep one layout, and fuse casts into kernels.",
-    "small grids": "They fill less than half of the GPU: use a larger batch, or fuse them.",
+    "small grids": "Small grids fill under half of the GPU: use a larger batch, or fuse them.",
     "between kernels": "The GPU passes from one short kernel to the next: fuse them.",
     "other": "No kind of work is known for these kernels.",
 }
+# The same where the place tells more: patterns of `NAME: PLACE`.
+PLACES = {
+    r"allocation: (cuda|hip)Free(,| \()": "A free outside of all operators comes from "
+    "`torch.cuda.empty_cache()`: do not call it in a step.",
+    r"input: .*_SingleProcess": "`num_workers` is 0: load ahead with more and `pin_memory=True`, "
+    "or prepare data before training.",
+    r"launches: .* beside graphs": "Kernels are launched as graphs already: put more of the "
+    "step into them, or give each kernel more work (a larger batch).",
+    r"launches: .* in optimizer": "Update all parameters in few launches (`fused=True`, in AdamW, "
+    "Adam and SGD), then capture the step as a graph.",
+    r"matrix products: .*((?<!fp16_)sgemm|tf32|f32f32_f32|_S_?B_)": "Run matrix products in bf16, "
+    "with sizes that are multiples of 64.",
+}
 # How far the profiler disturbs; {} is the number of launches in a step.
-OF_PROFILER = " The profiler slows each of {:,.0f} launches: without it, the host is late less."
+OF_PROFILER = " Without the profiler these waits are shorter: it slows each of {:,.0f} launches."
 SLOWED = ("launches", "synchronization", "cpu_operators", "host")
-# The cure of launches where a trace has graphs.
-GRAPHS = (
-    "Kernels are launched as graphs already: put more of the step into them, or give each kernel "
-    "more work (a larger batch)."
-)
-# Operators that bring data to the device.
-COPYING = ("aten::to", "aten::_to_copy", "aten::copy_", "aten::pin_memory")
+
+
+def cure(name: str, place: str) -> str:
+    """What people do about a cause or a kind of work."""
+    for pattern, words in PLACES.items():
+        if re.match(pattern, f"{name}: {place}"):
+            return words
+    return WORK.get(name) or WORDS[name][1]
 
 
 def share(part: float) -> str:

@@ -51,6 +51,7 @@ from tracepage.readers import kernel_names
 from tracepage.readers.source import OTHER_TRACE, SERIALIZED_NOTE, Source
 from tracepage.readers.trace import Trace
 from tracepage.records.step_profile import Profile
+from tracepage.terminal import counted
 
 import numpy
 import pandas
@@ -94,6 +95,7 @@ SAVED_COPIES = 8
 LONELY = 4  # Saving writes files, while another use of copies calls operators.
 HASH = re.compile(r" \w{40,}")  # In the names of compiled graphs.
 REMOVABLE = 0.1  # A share of the step.
+MIB = 2**20
 # Causes that run on the device themselves: the gaps beside them are their small part.
 RUNNING = ("copy_to_device", "copy_to_host", "communication")
 
@@ -164,16 +166,13 @@ def _of_trace(trace: Trace) -> StepCauses:
     moments = _moments(trace, kernels, host, windows)
     moments = _pay_debts(_mark_saving(trace, kernels, moments))
     gaps = _gaps(trace, moments, host, stacks)
-    ran = (kernels.start_ns < windows.max()) & (ends > windows.min())
-    parts = _parts(kernels[ran], moments, gaps, len(windows))
+    ran = kernels[(kernels.start_ns < windows.max()) & (ends > windows.min())]
+    parts = _parts(ran, moments, gaps, len(windows))
     step_ms = (windows[:, 1] - windows[:, 0]).mean() / 1e6
-    verdict = _verdict(step_ms, parts, gaps, len(trace.steps))
+    verdict = _verdict(step_ms, parts, gaps, len(trace.steps), ran)
     if verdict["cause"] in wait_words.SLOWED:
-        launches = kernels[ran & (kernels.launch >= 0)].launch.nunique() / len(windows)
+        launches = ran.launch[ran.launch >= 0].nunique() / len(windows)
         verdict["sentence"] += wait_words.OF_PROFILER.format(launches)
-    if verdict["cause"] == "launches" and kernels.graph.notna().any():
-        cure = wait_words.WORDS["launches"][1]
-        verdict["sentence"] = verdict["sentence"].replace(cure, wait_words.GRAPHS)
     return StepCauses(step_ms, parts, verdict, gaps)
 
 
@@ -419,9 +418,9 @@ def _place_of_piece(
     line = own_line(stacks.names(start, end))
     before = trace.host[rows[first - 1]].name if first and rows[first - 1] >= 0 else "the start"
     after = trace.host[rows[last]].name if last < len(rows) and rows[last] >= 0 else "the end"
-    words = f"in no operator between {before} and {after}"
-    if after in wait_words.COPYING:
-        words += " (it copies: perhaps the host loaded input)"
+    words = f"between {before} and {after}"
+    if trace.steps.start_ns.between(start, (start + end) / 2).any():
+        words = f"at the start of the step, before {after}"
     return "", span, line, _where(words, span, line)
 
 
@@ -455,11 +454,21 @@ def _parts(
         rows = gaps[gaps.cause == cause]
         count = single_waits(rows).ngroups / steps
         ms = rows.duration_ns.sum() / steps / 1e6
+        where = _longest(rows["where"], rows.duration_ns)
+        if cause == "launches":
+            names = rows.span.where(rows.span != "", rows["where"])
+            times = rows.duration_ns.groupby(names).sum() / steps / 1e6
+            number = rows.gap[names == times.idxmax()].nunique() / steps
+            where = f"{number:,.0f} of them ({times.max():.3g} ms) in {times.idxmax()}"
+            if kernels.graph.notna().any():
+                where += " beside graphs"
         part = parts.get((cause, ""))
         if part:
             ms += part["ms"]
-            count = max(count, part["count"])
-        parts[cause, ""] = _part(cause, "", ms, count, _longest(rows["where"], rows.duration_ns))
+            where += _speed(kernels[kernels.kind == ON_DEVICE.index(cause)], steps)
+            if cause != "saving":
+                count = max(count, part["count"])
+        parts[cause, ""] = _part(cause, "", ms, count, where)
     return sorted(parts.values(), key=lambda part: -part["ms"])
 
 
@@ -477,6 +486,15 @@ def _device_parts(
         count = rows.calls.sum() / steps
         parts[cause, kind] = _part(cause, kind, ns[place] / steps / 1e6, count, where)
     return parts
+
+
+def _speed(copies: pandas.DataFrame, steps: int) -> str:
+    """Bytes and time of copies in a step, in words; empty below a MiB."""
+    size = copies.bytes.sum() / steps
+    ns = copies.duration_ns.sum() / steps
+    if size < MIB:
+        return ""
+    return f", {size / MIB:,.0f} MiB in {ns / 1e6:.3g} ms ({size / ns:.3g} GB/s)"
 
 
 def _part(cause: str, kind: str, ms: float, count: float, where: str) -> Part:
@@ -498,51 +516,63 @@ def single_waits(gaps: pandas.DataFrame) -> Any:
 
 
 def _verdict(
-    step_ms: float, parts: list[Part], gaps: pandas.DataFrame, steps: int | None
+    step_ms: float,
+    parts: list[Part],
+    gaps: pandas.DataFrame,
+    steps: int | None,
+    calls: pandas.DataFrame,
 ) -> Verdict:
-    """The largest part that can be removed, and what people do about it. `gaps` are those of all
-    `steps`, or of a file that marks none.
+    """The largest part that can be removed, and what people do about it. `gaps` and `calls` are
+    those of all `steps`, or of a file that marks none.
     """
     whole = f"a step of {step_ms:.3g} ms" if steps else f"the {step_ms:.3g} ms in the file"
+    per_step = " a step" if steps else ""
     removable = [part for part in parts if part["cause"] != "work"]
     large = [part for part in removable if part["ms"] >= REMOVABLE * step_ms]
     if not large:
-        return _work_verdict(whole, step_ms, parts)
+        return _work_verdict(whole, step_ms, parts, calls, steps or 1)
     part, *others = large
     cause = part["cause"]
     ms = part["ms"]
     count = part["count"]
     rest_ms = step_ms - ms
     gain = step_ms / rest_ms if rest_ms > 0 else float("inf")
-    about, cure = wait_words.WORDS[cause]
-    sentence = f"{about}: {ms:.3g} ms of {whole} ({share(ms / step_ms)})"
-    if count:
-        number = f"{count:,.0f}" if count >= 10 else f"{count:.2g}"
-        sentence += f", in {number} {'wait' if number == '1' else 'waits'}"
+    sentence = f"{wait_words.WORDS[cause][0]}: {ms:.3g} ms of {whole} ({share(ms / step_ms)})"
+    if count >= 1:
+        sentence += f", in {counted(round(count), 'wait')}{per_step}"
     sentence += f": {part['where']}."
     chosen = gaps[gaps.cause == cause]
     if len(chosen) and cause not in RUNNING:
         longest = single_waits(chosen).duration_ns.sum().nlargest(3) / 1e6
-        sentence += f" The longest took {', '.join(f'{time:.3g}' for time in longest)} ms."
-    sentence += f" Without it, {rest_ms:.3g} ms: {gain:.2f} times as fast"
+        times = ", ".join(f"{time:.3g}" for time in longest)
+        sentence += f" In the longest the GPU is idle for {times} ms."
+    bounds = f"{rest_ms:.3g} ms ({gain:.2f} times as fast)"
     least_ms = rest_ms - gaps[gaps.cause != cause].duration_ns.sum() / (steps or 1) / 1e6
     if least_ms < (1 - REMOVABLE) * rest_ms:
-        sentence += f", or at least {least_ms:.3g} ms, if the host is then always ahead"
-    sentence += f". {cure}"
+        bounds = f"between {least_ms:.3g} ms (the host always ahead) and {bounds}"
+    sentence += f" Without it: {bounds}. {wait_words.cure(cause, part['where'])}"
     if others:
         more = [f"{other['cause'].replace('_', ' ')} {other['ms']:.3g} ms" for other in others]
         sentence += f" Next: {', '.join(more)}."
     return {"cause": cause, "ms": ms, "gain": gain, "sentence": sentence}
 
 
-def _work_verdict(whole: str, step_ms: float, parts: list[Part]) -> Verdict:
+def _work_verdict(
+    whole: str, step_ms: float, parts: list[Part], calls: pandas.DataFrame, steps: int
+) -> Verdict:
     work = [part for part in parts if part["cause"] == "work"]
     ms = sum(part["ms"] for part in work)
     largest = work[0]
+    times = calls.groupby("name").duration_ns.sum() / steps / 1e6
+    kernel = str(times.idxmax())
+    names = ((largest["kind"], largest["where"]), (kernel_names.kind(kernel), kernel))
+    cures = dict.fromkeys(wait_words.cure(*pair) for pair in names)
     sentence = (
-        f"The GPU works for {share(ms / step_ms)} of {whole}. Most of it is "
-        f"{largest['kind']}: {largest['ms']:.3g} ms ({share(largest['ms'] / step_ms)}), "
-        f"{largest['where']}. {wait_words.WORK[largest['kind']]}"
+        f"The GPU works for {share(ms / step_ms)} of {whole} (with gaps between queued kernels), "
+        f"and the file shows no wait that is worth removing. The largest kind of work is "
+        f"{largest['kind']}: {largest['ms']:.3g} ms ({share(largest['ms'] / step_ms)}). The "
+        f"largest kernel is {kernel_names.short_name(kernel)}: {times.max():.3g} ms "
+        f"({share(times.max() / step_ms)}). {' '.join(cures)}"
     )
     return {"cause": "work", "ms": ms, "gain": 1.0, "sentence": sentence}
 
@@ -583,7 +613,7 @@ def _of_table(source: Source) -> StepCauses:
         parts.append(_part("unknown", "", idle_ms, len(gaps) / steps, where))
     parts.sort(key=lambda part: -part["ms"])
     step_ms = whole_ns / steps / 1e6
-    return StepCauses(step_ms, parts, _verdict(step_ms, parts, gaps, source.steps), gaps)
+    return StepCauses(step_ms, parts, _verdict(step_ms, parts, gaps, source.steps, calls), gaps)
 
 
 def _launches_of_profile(profile: Profile, idle_ms: float) -> float:

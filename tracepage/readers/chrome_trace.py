@@ -272,7 +272,7 @@ def _join_kernels(
                 operator = operator.operator
         call = (kernel.name, work, kernel.start, kernel.duration, kernel.stream)
         place = (span or "other", phase, step_of_kernel, delay, chain, graph, row)
-        rows.append((*call, *place, kernel.blocks, kernel.collective))
+        rows.append((*call, *place, kernel.blocks, kernel.collective, kernel.bytes))
     return rows
 
 

@@ -43,6 +43,7 @@ KERNEL_COLUMNS = (
     "launch",
     "blocks",
     "collective",
+    "bytes",
 )
 MEMORY_COLUMNS = ("time_ns", "bytes", "address", "total_bytes", "device", "span", "phase")
 STEP_COLUMNS = ("start_ns", "duration_ns")
@@ -64,7 +65,8 @@ class Trace:
             trace); `operators` are rows of that frame: the one that launched it, and those around
             it; `graph` is the start of the call that launched the graph which holds it (NaN for a
             kernel launched alone); `launch` is the place in `host` of the call that launched it,
-            or -1; `blocks` are those of its grid, or 0; `collective` is as in `Event`.
+            or -1; `blocks` are those of its grid, or 0; `collective` is as in `Event`;
+            `bytes` are those of a copy, or 0.
         memory: a row per allocation (bytes > 0) or release on `cpu` or `gpu`; `total_bytes` is what
             the allocator then has.
         devices: the GPUs that ran kernels: `name`, `multiprocessors` and `memory` in bytes, as far

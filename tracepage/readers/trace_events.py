@@ -101,6 +101,7 @@ class Event:
     correlation: int | str | None = None  # The same for a launch and its work.
     stream: int | str | None = None
     blocks: int = 0  # Of a kernel's grid; 0 where the trace does not tell.
+    bytes: int = 0  # Of a copy, in the same way.
     collective: tuple[str, str, str, str] | None = None  # COLLECTIVE; "" where one is not told.
     number: int | None = None  # An operator's sequence number.
     shapes: str = "[]"  # An operator's or annotation's inputs, as JSON.
@@ -420,6 +421,7 @@ def _event(record: dict[str, Any], shared: dict[Any, Any]) -> Event | None:
         task = arguments.get(TASK)
         if task and event_kind == "uncategorized":
             event.kind = "unknown" if WAITING_TASK.search(str(task)) else "kernel"
+        event.bytes = int(arguments.get("bytes", 0))
         event.blocks = math.prod(arguments.get("grid") or [0])
         if arguments.get("graph node id"):
             annotations = (arguments[key] for key in ANNOTATIONS if key in arguments)

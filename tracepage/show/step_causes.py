@@ -113,7 +113,7 @@ def rows(causes: StepCauses) -> tables.Table:
         share = 100 * part["ms"] / (causes.step_ms or 1)
         place = shortened(part["where"], PLACE)
         body.append([label(part), part["ms"], share, part["count"] or None, place])
-    return ["cause", "ms", "% of step", "count", "where"], body
+    return ["cause", "ms", "% of step", "per step", "where"], body
 
 
 def longest_waits(causes: StepCauses, trace: Trace) -> list[tuple[str, int, int]]:
