@@ -169,7 +169,7 @@ def _of_trace(trace: Trace) -> StepCauses:
     ran = kernels[(kernels.start_ns < windows.max()) & (ends > windows.min())]
     parts = _parts(ran, moments, gaps, len(windows))
     step_ms = (windows[:, 1] - windows[:, 0]).mean() / 1e6
-    verdict = _verdict(step_ms, parts, gaps, len(trace.steps), ran)
+    verdict = _verdict(step_ms, parts, gaps, len(trace.steps))
     if verdict["cause"] in wait_words.SLOWED:
         launches = ran.launch[ran.launch >= 0].nunique() / len(windows)
         verdict["sentence"] += wait_words.OF_PROFILER.format(launches)
@@ -416,7 +416,7 @@ def _place_of_piece(
     end = times[min(last, len(times) - 1)]
     span = _span(trace, "", spans[host.intervals.at((start + end) / 2)])
     line = own_line(stacks.names(start, end))
-    before = trace.host[rows[first - 1]].name if first and rows[first - 1] >= 0 else "the start"
+    before = trace.host[rows[first - 1]].name if rows[first - 1] >= 0 else "the start"
     after = trace.host[rows[last]].name if last < len(rows) and rows[last] >= 0 else "the end"
     words = f"between {before} and {after}"
     if trace.steps.start_ns.between(start, (start + end) / 2).any():
@@ -465,7 +465,10 @@ def _parts(
         part = parts.get((cause, ""))
         if part:
             ms += part["ms"]
-            where += _speed(kernels[kernels.kind == ON_DEVICE.index(cause)], steps)
+            rows = kernels[kernels.kind == ON_DEVICE.index(cause)]
+            size, ns = rows[["bytes", "duration_ns"]].sum() / steps
+            if size > MIB:
+                where += f", {size / MIB:,.0f} MiB in {ns / 1e6:.3g} ms ({size / ns:.3g} GB/s)"
             if cause != "saving":
                 count = max(count, part["count"])
         parts[cause, ""] = _part(cause, "", ms, count, where)
@@ -488,15 +491,6 @@ def _device_parts(
     return parts
 
 
-def _speed(copies: pandas.DataFrame, steps: int) -> str:
-    """Bytes and time of copies in a step, in words; empty below a MiB."""
-    size = copies.bytes.sum() / steps
-    ns = copies.duration_ns.sum() / steps
-    if size < MIB:
-        return ""
-    return f", {size / MIB:,.0f} MiB in {ns / 1e6:.3g} ms ({size / ns:.3g} GB/s)"
-
-
 def _part(cause: str, kind: str, ms: float, count: float, where: str) -> Part:
     return {"cause": cause, "kind": kind, "ms": float(ms), "count": float(count), "where": where}
 
@@ -516,21 +510,16 @@ def single_waits(gaps: pandas.DataFrame) -> Any:
 
 
 def _verdict(
-    step_ms: float,
-    parts: list[Part],
-    gaps: pandas.DataFrame,
-    steps: int | None,
-    calls: pandas.DataFrame,
+    step_ms: float, parts: list[Part], gaps: pandas.DataFrame, steps: int | None
 ) -> Verdict:
-    """The largest part that can be removed, and what people do about it. `gaps` and `calls` are
-    those of all `steps`, or of a file that marks none.
+    """The largest part that can be removed, and what people do about it. `gaps` are those of all
+    `steps`, or of a file that marks none.
     """
     whole = f"a step of {step_ms:.3g} ms" if steps else f"the {step_ms:.3g} ms in the file"
-    per_step = " a step" if steps else ""
-    removable = [part for part in parts if part["cause"] != "work"]
-    large = [part for part in removable if part["ms"] >= REMOVABLE * step_ms]
+    least = REMOVABLE * step_ms
+    large = [part for part in parts if part["cause"] != "work" and part["ms"] >= least]
     if not large:
-        return _work_verdict(whole, step_ms, parts, calls, steps or 1)
+        return _work_verdict(whole, step_ms, parts)
     part, *others = large
     cause = part["cause"]
     ms = part["ms"]
@@ -539,7 +528,8 @@ def _verdict(
     gain = step_ms / rest_ms if rest_ms > 0 else float("inf")
     sentence = f"{wait_words.WORDS[cause][0]}: {ms:.3g} ms of {whole} ({share(ms / step_ms)})"
     if count >= 1:
-        sentence += f", in {counted(round(count), 'wait')}{per_step}"
+        sentence += f", in {counted(round(count), 'wait')}"
+        sentence += " a step" if steps else ""
     sentence += f": {part['where']}."
     chosen = gaps[gaps.cause == cause]
     if len(chosen) and cause not in RUNNING:
@@ -557,22 +547,19 @@ def _verdict(
     return {"cause": cause, "ms": ms, "gain": gain, "sentence": sentence}
 
 
-def _work_verdict(
-    whole: str, step_ms: float, parts: list[Part], calls: pandas.DataFrame, steps: int
-) -> Verdict:
+def _work_verdict(whole: str, step_ms: float, parts: list[Part]) -> Verdict:
     work = [part for part in parts if part["cause"] == "work"]
     ms = sum(part["ms"] for part in work)
-    largest = work[0]
-    times = calls.groupby("name").duration_ns.sum() / steps / 1e6
-    kernel = str(times.idxmax())
-    names = ((largest["kind"], largest["where"]), (kernel_names.kind(kernel), kernel))
-    cures = dict.fromkeys(wait_words.cure(*pair) for pair in names)
+    kinds = []
+    cures = []
+    for part in work[:2]:
+        of_step = share(part["ms"] / step_ms)
+        kinds.append(f"{part['kind']} {part['ms']:.3g} ms ({of_step}): {part['where']}")
+        cures.append(wait_words.cure(part["kind"], part["where"]))
     sentence = (
         f"The GPU works for {share(ms / step_ms)} of {whole} (with gaps between queued kernels), "
-        f"and the file shows no wait that is worth removing. The largest kind of work is "
-        f"{largest['kind']}: {largest['ms']:.3g} ms ({share(largest['ms'] / step_ms)}). The "
-        f"largest kernel is {kernel_names.short_name(kernel)}: {times.max():.3g} ms "
-        f"({share(times.max() / step_ms)}). {' '.join(cures)}"
+        "and the file shows no wait that is worth removing. The largest kinds of work, with their "
+        f"longest kernels: {'; '.join(kinds)}. {' '.join(cures)}"
     )
     return {"cause": "work", "ms": ms, "gain": 1.0, "sentence": sentence}
 
@@ -590,9 +577,9 @@ def _of_table(source: Source) -> StepCauses:
         ns = numpy.bincount(runs[runs >= 0], lengths[runs >= 0], len(ON_DEVICE))
         whole_ns = lengths.sum()
         idle = runs == IDLE
-        gaps = gaps.assign(start_ns=times[1:-1][idle], duration_ns=lengths[idle])
+        starts = times[1:-1][idle]
+        gaps = gaps.assign(start_ns=starts, duration_ns=lengths[idle], gap=starts, culprit=-1)
         gaps = gaps.assign(cause="unknown", operator="", span="", line="", where=NO_HOST)
-        gaps = gaps.assign(culprit=-1, gap=gaps.index)
     else:
         ns = numpy.bincount(calls.kind, calls.duration_ns, len(ON_DEVICE))
         whole_ns = ns.sum()
@@ -613,7 +600,7 @@ def _of_table(source: Source) -> StepCauses:
         parts.append(_part("unknown", "", idle_ms, len(gaps) / steps, where))
     parts.sort(key=lambda part: -part["ms"])
     step_ms = whole_ns / steps / 1e6
-    return StepCauses(step_ms, parts, _verdict(step_ms, parts, gaps, source.steps, calls), gaps)
+    return StepCauses(step_ms, parts, _verdict(step_ms, parts, gaps, source.steps), gaps)
 
 
 def _launches_of_profile(profile: Profile, idle_ms: float) -> float:

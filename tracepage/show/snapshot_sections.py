@@ -13,9 +13,18 @@ import pandas
 from matplotlib.figure import Figure
 
 TOP = 25  # rows
+# What people do about the largest holder, by its category.
+CURES = {
+    "forward": " (a smaller batch needs less, and so do activations that are computed again, with "
+    "`torch.utils.checkpoint`)",
+    "optimizer": " (shard these states, or keep them in fewer bits)",
+    BEFORE: " (usually parameters and optimizer states: shard them, or keep them in fewer bits)",
+}
 ABOUT = (
     "The category follows from the stack. Most of a backward pass has none, because PyTorch runs "
-    "it in a thread without Python. The allocator counts blocks, which can be larger than requests."
+    "it in a thread without Python. What was allocated before the history are the blocks that "
+    "existed when recording began, usually parameters and optimizer states, without their stacks. "
+    "The allocator counts blocks, which can be larger than requests."
 )
 
 
@@ -38,12 +47,13 @@ def peak(snapshot: Snapshot) -> tuple[int, int, pandas.DataFrame]:
 
 
 def verdict(snapshot: Snapshot) -> str:
-    """The peak, its largest holder, the pools, and the last request that failed."""
+    """The peak, its largest holder and the cure, the pools, and the last request that failed."""
     size, reserved, held = peak(snapshot)
     sentence = f"The peak is {_mib(size)}"
     if len(held):
         row = held.iloc[0]
         sentence += f", of which `{row.place}` holds {100 * row.bytes / (size or 1):.0f} %"
+        sentence += CURES.get(row.category, "")
     unused = f"{100 * (1 - size / reserved):.0f} %" if reserved else "0 %"
     sentence += f". The pools then reserve {_mib(reserved)}, {unused} of it not allocated."
     if snapshot.failures:

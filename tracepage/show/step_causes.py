@@ -103,7 +103,7 @@ def add_sections(page: Report, causes: StepCauses, trace: Trace | None = None) -
     page.table(*rows(causes))
     moments = longest_waits(causes, trace) if trace else []
     if moments:
-        page.moments("The longest waits:", moments)
+        page.moments("The longest idle times of the GPU:", moments)
 
 
 def rows(causes: StepCauses) -> tables.Table:

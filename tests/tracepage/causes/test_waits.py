@@ -3,6 +3,7 @@ without a fault is known.
 """
 
 import json
+import re
 from pathlib import Path
 
 from tests.small_traces import event
@@ -223,6 +224,64 @@ def test_a_host_that_no_longer_waits_may_hide_its_other_waits(tmp_path):
 
     causes = attribute(tmp_path, lambda program: FAULTS["host"](program, FAULT) or program.work())
     assert "always ahead" not in causes.verdict["sentence"]
+
+
+def test_launches_name_the_span_that_makes_most_of_them_wait(tmp_path):
+    def step(program):
+        program.work(kernels=50, us=10, host=25)
+        begin = program.host
+        for _ in range(100):
+            program.kernel(10, host=30)
+        program.add("user_annotation", "Optimizer.step#AdamW.step", begin, program.host)
+
+    sentence = attribute(tmp_path, step).verdict["sentence"]
+    assert re.search(
+        r"in 1\d\d waits a step: (99|100) of them \([\d.]+ ms\) in optimizer", sentence
+    )
+    assert "`fused=True`" in sentence
+
+
+def test_a_copy_has_its_bytes_and_its_speed(tmp_path):
+    def step(program):
+        program.work()
+        program.copy(FAULT)
+        program.events[-1]["args"]["bytes"] = 2**28
+
+    sentence = attribute(tmp_path, step).verdict["sentence"]
+    assert "in 1 wait a step: aten::copy_ (100 %), 256 MiB in 20 ms (13.4 GB/s)." in sentence
+
+
+def test_a_checkpoint_is_one_wait_with_all_its_copies(tmp_path):
+    def step(program):
+        copies_then_python(program, FAULT)
+        program.work()
+
+    assert ", in 1 wait a step: aten::copy_" in attribute(tmp_path, step).verdict["sentence"]
+
+
+def test_python_before_the_first_operator_is_at_the_start_of_the_step(tmp_path):
+    def step(program):
+        program.python(FAULT)
+        program.work()
+        program.python(9_000)
+        program.work()
+
+    where = attribute(tmp_path, step).gaps.sort_values("duration_ns")["where"]
+    assert where.iloc[-1] == "at the start of the step, before aten::mm"
+    assert "between aten::mm and aten::mm" in set(where)
+
+
+def test_work_names_its_two_largest_kinds_and_their_longest_kernels(tmp_path):
+    def step(program):
+        program.kernel(6_000, "ampere_sgemm_128x64_nn")
+        program.kernel(3_000, "softmax")
+        program.kernel(1_000, "vectorized_elementwise_kernel")
+
+    sentence = attribute(tmp_path, step).verdict["sentence"]
+    assert "no wait that is worth removing" in sentence
+    assert re.search(r"matrix products 6 ms \(\d+ %\): ampere_sgemm_128x64_nn \(100 %\)", sentence)
+    assert "reductions 3 ms" in sentence and "elementwise" not in sentence
+    assert "in bf16" in sentence and "Fuse reductions" in sentence
 
 
 def test_a_synchronization_of_an_empty_queue_leaves_the_cause_to_launches(tmp_path):
