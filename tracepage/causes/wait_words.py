@@ -74,7 +74,7 @@ WORK = {
 }
 # The same where the place tells more: patterns of `NAME: PLACE`.
 PLACES = {
-    r"allocation: (cuda|hip)Free(,| \()": "A free outside of all operators comes from "
+    r"allocation: (cuda|hip)Free(,| \()": "A free outside of all operators is usually "
     "`torch.cuda.empty_cache()`: do not call it in a step.",
     r"input: .*_SingleProcess": "`num_workers` is 0: load ahead with more and `pin_memory=True`, "
     "or prepare data before training.",
