@@ -130,8 +130,8 @@ def _busy(times: Gaps | None) -> str:
         return "left out: this source has no times of one launch after the other"
     share = 100 * times.busy_ns / times.window_ns if times.window_ns else 100.0
     line = (
-        f"{share:.1f} % (copies count, gaps do not) of {_time(times.window_ns)} "
-        f"from the first start to the last end; gaps: {len(times.idle_ns):,}"
+        f"{share:.1f} % of {_time(times.window_ns)} "
+        f"from first start to last end, with copies; gaps: {len(times.idle_ns):,}"
     )
     if len(times.idle_ns):
         median = _time(float(numpy.median(times.idle_ns)))

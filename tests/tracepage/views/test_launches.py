@@ -69,7 +69,7 @@ def test_script_reports_a_kernel_trace(tmp_path, execute):
         and found["total time"] == "18 us; median of one 4 us"
     )
     assert (
-        found["busy"].startswith("80.9 % (copies count, gaps do not) of 21 us")
+        found["busy"].startswith("80.9 % of 21 us")
         and "gaps: 1, median 4 us, longest 4 us" in found["busy"]
     )
     assert found["under 10 us"].startswith("2: 66.7 % of them, 27.8 % of the time")
