@@ -2,7 +2,7 @@
 "use strict";
 
 const SPARE = ["#84bbf5", "#f5ab7e", "#8ed3a0", "#c8b4f0", "#ddd57c", "#f393b4", "#71d0c6", "#e9c46a"];
-const BLOCK = 17, DIM = "rgba(128, 128, 128, 0.25)";
+const BLOCK = 17, WAITS = "GPU waits, by cause";
 const charts = [], elements = [...document.querySelectorAll(".timeline")];
 const contents = elements.map(element => JSON.parse(element.querySelector("script").textContent));
 const ends = contents.flatMap(({ tracks }) => tracks.map(({ events }) => events.reduce((sum, value, i) => (i % 6 ? sum : sum + value), 0)));
@@ -39,6 +39,7 @@ function nodes(data, { name: track, events }) {
       end: start + duration, ns: [start, duration, beside], colour, group: data.groups[group], detail, track,
     };
     const free = rows.findIndex(({ end }) => end <= start), row = free < 0 ? rows.length : free;
+    node.level = row;
     (row ? rows[row - 1].children : roots).push(node);
     rows[row] = node;
     data.nodes.push(node);
@@ -48,7 +49,7 @@ function nodes(data, { name: track, events }) {
 
 class Timeline {
   constructor(element, data) {
-    Object.assign(this, { element, data, box: element.querySelector(".canvas"), tracks: [] });
+    Object.assign(this, { element, data, box: element.querySelector(".canvas"), tracks: [], marked: [] });
     data.nodes = [];
     data.colours = data.groups.map((name, i) => COLOURS[name] || SPARE[i % SPARE.length]);
     const { FlameChartContainer, FlameChartPlugin, TimeGridPlugin, TogglePlugin } = flameChartJs;
@@ -60,6 +61,14 @@ class Timeline {
         const rect = place(...event);
         return { ...rect, w: Math.max(rect.w, 0.25) };
       };
+      const draw = plugin.render.bind(plugin);
+      plugin.render = () => {
+        draw();
+        for (const { start, duration, level } of this.marked.filter(node => node.track === track.name)) {
+          const { x, y, w } = plugin.calcRect(start, duration, level);
+          plugin.renderEngine.addRect({ color: style("--ink"), x, y: y + BLOCK - 4, w: Math.max(w, 1), h: 3 }, 3);
+        }
+      };
       plugin.on("select", ({ node }) => node && this.show(node.source));
       plugin.height = depth * BLOCK + 4;
       this.tracks.push(plugin);
@@ -70,6 +79,7 @@ class Timeline {
     this.chart = new FlameChartContainer({ canvas, plugins, settings: settings() });
     this.engine = this.chart.renderEngine;
     this.roundTicks(this.chart.timeGrid);
+    this.hover();
     this.chart.setSettings(settings());
     this.listen();
     this.legend();
@@ -103,6 +113,33 @@ class Timeline {
       grid.end = grid.start + Math.ceil(shown / grid.delta) + 1;
       grid.accuracy = Math.max(0, -Math.floor(Math.log10(grid.delta)));
     };
+    grid.renderTimes = engine => {
+      engine.setCtxValue("fillStyle", style("--ink"));
+      engine.setCtxFont(engine.styles.font);
+      grid.forEachTime((place, value) => {
+        const text = value.toFixed(grid.accuracy) + unit, start = place + engine.blockPaddingLeftRight;
+        if (place >= 0 && start + engine.ctx.measureText(text).width <= engine.width) engine.fillText(text, start, engine.charHeight);
+      });
+    };
+  }
+
+  // Where a stream is empty, the mouse finds the wait; what it finds stays inside the page.
+  hover() {
+    const { interactionsEngine: mouse } = this.chart, region = mouse.getHoveredRegion.bind(mouse);
+    const [waits] = this.tracks.filter(({ name }) => name === WAITS);
+    mouse.getHoveredRegion = () => {
+      const event = region(), now = this.engine.pixelToTime(mouse.mouse.x) + this.engine.positionX;
+      if (event || !waits || !this.tracks.some(({ name, interactionsEngine }) => interactionsEngine === mouse.hoveredInstance && name.startsWith("GPU"))) return event;
+      const wait = waits.flatTree.find(({ source: { start, duration } }) => start <= now && now <= start + duration);
+      return wait ? { type: "cluster", data: { nodes: [wait] } } : null;
+    };
+    this.chart.setSettings({ options: { tooltip: ({ data: { source } }, engine, place) => {
+      const [start, duration] = source.ns, width = this.engine.width - 30;
+      const letters = Math.floor(width / this.engine.ctx.measureText("m").width);
+      const lines = [...source.name.match(new RegExp(`.{1,${letters}}`, "g")), `time: ${time(duration)}`, `start: ${time(start)}`];
+      const widest = Math.max(...lines.map(line => this.engine.ctx.measureText(line).width));
+      engine.renderTooltipFromData(lines.map(text => ({ text })), { x: Math.max(0, Math.min(place.x, width - widest)), y: place.y });
+    } } });
   }
 
   view(from, to) {
@@ -120,16 +157,25 @@ class Timeline {
 
   // Events of this group keep their colour (all, if it is null).
   keep(group) {
-    for (const node of this.data.nodes) node.color = !group || node.group === group ? node.colour : DIM;
+    for (const node of this.data.nodes) node.color = !group || node.group === group ? node.colour : style("--track");
     for (const plugin of this.tracks) plugin.initData();
     this.chart.render();
     for (const made of this.element.querySelectorAll("[data-group]")) made.setAttribute("aria-pressed", made.dataset.group === group);
   }
 
+  // All parts of the wait that this is a part of.
+  parts({ name, ns }) {
+    return this.data.nodes.filter(other => other.track === WAITS && other.name === name && other.ns[2] === ns[2]);
+  }
+
   show(node) {
     const [start, duration, beside] = node.ns, onDevice = node.track.startsWith("GPU");
     const rows = [["event", node.name], ["track", node.track], ["start", time(start)], ["time", time(duration)]];
-    if (beside >= 0) rows.push([onDevice ? "from its launch call to its start" : "self time", time(beside)]);
+    this.marked = [node];
+    if (node.track === WAITS) {
+      this.marked = this.parts(node);
+      if (this.marked.length > 1) rows[3][1] = `${time(beside)} in ${this.marked.length} parts, of which this takes ${time(duration)}`;
+    } else if (beside >= 0) rows.push([onDevice ? "from its launch call to its start" : "self time", time(beside)]);
     rows.push(...this.data.details[node.detail]);
     const list = this.element.querySelector(".chosen");
     list.replaceChildren(...rows.map(texts => {
@@ -138,6 +184,7 @@ class Timeline {
       return row;
     }));
     list.hidden = false;
+    this.chart.render();
   }
 
   legend() {
@@ -171,12 +218,13 @@ class Timeline {
   }
 }
 
-// A link to a moment shows it, with as much time on both sides.
+// A link to a wait shows it with half as much time on both sides, marks all its parts, and selects the longest.
 for (const link of document.querySelectorAll("a[data-from]")) {
   link.addEventListener("click", () => {
     const { data } = charts[0], [from, to] = ["from", "to"].map(name => (link.dataset[name] - data.begin) / scale);
-    charts[0].view(2 * from - to, 2 * to - from);
-    charts[0].show(data.nodes.find(({ ns, track }) => track.startsWith("GPU waits") && ns[0] === link.dataset.from - data.begin));
+    charts[0].view(1.5 * from - to / 2, 1.5 * to - from / 2);
+    const first = data.nodes.find(({ ns, track }) => track === WAITS && ns[0] === link.dataset.from - data.begin);
+    charts[0].show(charts[0].parts(first).reduce((most, part) => (part.duration > most.duration ? part : most)));
   });
 }
 
