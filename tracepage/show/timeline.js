@@ -129,16 +129,18 @@ class Timeline {
     const [waits] = this.tracks.filter(({ name }) => name === WAITS);
     mouse.getHoveredRegion = () => {
       const event = region(), now = this.engine.pixelToTime(mouse.mouse.x) + this.engine.positionX;
-      if (event || !waits || !this.tracks.some(({ name, interactionsEngine }) => interactionsEngine === mouse.hoveredInstance && name.startsWith("GPU"))) return event;
+      const stream = this.tracks.find(({ interactionsEngine }) => interactionsEngine === mouse.hoveredInstance);
+      if (event || !waits || !stream?.name.startsWith("GPU")) return event;
       const wait = waits.flatTree.find(({ source: { start, duration } }) => start <= now && now <= start + duration);
-      return wait ? { type: "cluster", data: { nodes: [wait] } } : null;
+      return wait ? { type: "cluster", id: mouse.hoveredInstance.id, data: { nodes: [wait] } } : null;
     };
     this.chart.setSettings({ options: { tooltip: ({ data: { source } }, engine, place) => {
       const [start, duration] = source.ns, width = this.engine.width - 30;
       const letters = Math.floor(width / this.engine.ctx.measureText("m").width);
       const lines = [...source.name.match(new RegExp(`.{1,${letters}}`, "g")), `time: ${time(duration)}`, `start: ${time(start)}`];
-      const widest = Math.max(...lines.map(line => this.engine.ctx.measureText(line).width));
-      engine.renderTooltipFromData(lines.map(text => ({ text })), { x: Math.max(0, Math.min(place.x, width - widest)), y: place.y });
+      const widest = Math.max(...lines.map(line => this.engine.ctx.measureText(line).width)), tall = 20 + 14 * lines.length;
+      const x = Math.max(0, Math.min(place.x, width - widest)), y = place.y + tall > this.height ? place.y - tall : place.y;
+      engine.renderTooltipFromData(lines.map(text => ({ text })), { x, y });
     } } });
   }
 
