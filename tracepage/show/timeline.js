@@ -14,15 +14,16 @@ const style = name => getComputedStyle(document.documentElement).getPropertyValu
 const number = value => Number(value.toPrecision(3)).toLocaleString("en");
 const time = ns => ns < 1e3 ? `${number(ns)} ns` : ns < 1e6 ? `${number(ns / 1e3)} us` : `${number(ns / 1e6)} ms`;
 
-function settings() {
+function settings(tooltip) {
   const [ink, paper, line] = ["--ink", "--paper", "--line"].map(style);
   const main = {
     blockHeight: BLOCK - 1, font: "11px system-ui, sans-serif", fontColor: "#111111", backgroundColor: paper,
     tooltipBackgroundColor: paper, tooltipHeaderFontColor: ink, tooltipBodyFontColor: ink, tooltipShadowColor: ink,
   };
-  const title = { height: 16, color: style("--track"), strokeColor: line, font: "10px system-ui, sans-serif" };
+  const dotsColor = innerWidth < 640 ? style("--track") : ink; // beside long names there is no place for them
+  const title = { height: 16, color: style("--track"), strokeColor: line, dotsColor, font: "10px system-ui, sans-serif" };
   return {
-    options: { timeUnits: unit, hotkeys: { active: false } },
+    options: { timeUnits: unit, hotkeys: { active: false }, tooltip },
     styles: { main, timeGridPlugin: { font: main.font, fontColor: ink }, togglePlugin: title },
   };
 }
@@ -76,11 +77,11 @@ class Timeline {
     }
     this.height = plugins.reduce((sum, { height }) => sum + height, 24);
     const canvas = Object.assign(element.querySelector("canvas"), { width: this.box.clientWidth, height: this.height });
-    this.chart = new FlameChartContainer({ canvas, plugins, settings: settings() });
+    this.chart = new FlameChartContainer({ canvas, plugins, settings: settings(this.tooltip.bind(this)) });
     this.engine = this.chart.renderEngine;
     this.roundTicks(this.chart.timeGrid);
     this.hover();
-    this.chart.setSettings(settings());
+    this.chart.setSettings(settings(this.tooltip.bind(this)));
     this.listen();
     this.legend();
     for (const name of ["setZoom", "setPositionX"]) this.mirror(name);
@@ -123,7 +124,7 @@ class Timeline {
     };
   }
 
-  // Where a stream is empty, the mouse finds the wait; what it finds stays inside the page.
+  // Where a stream is empty, the mouse finds the wait.
   hover() {
     const { interactionsEngine: mouse } = this.chart, region = mouse.getHoveredRegion.bind(mouse);
     const [waits] = this.tracks.filter(({ name }) => name === WAITS);
@@ -134,14 +135,17 @@ class Timeline {
       const wait = waits.flatTree.find(({ source: { start, duration } }) => start <= now && now <= start + duration);
       return wait ? { type: "cluster", id: mouse.hoveredInstance.id, data: { nodes: [wait] } } : null;
     };
-    this.chart.setSettings({ options: { tooltip: ({ data: { source } }, engine, place) => {
-      const [start, duration] = source.ns, width = this.engine.width - 30;
-      const letters = Math.floor(width / this.engine.ctx.measureText("m").width);
-      const lines = [...source.name.match(new RegExp(`.{1,${letters}}`, "g")), `time: ${time(duration)}`, `start: ${time(start)}`];
-      const widest = Math.max(...lines.map(line => this.engine.ctx.measureText(line).width)), tall = 20 + 14 * lines.length;
-      const x = Math.max(0, Math.min(place.x, width - widest)), y = place.y + tall > this.height ? place.y - tall : place.y;
-      engine.renderTooltipFromData(lines.map(text => ({ text })), { x, y });
-    } } });
+  }
+
+  // The name in as many lines as it needs, inside the timeline.
+  tooltip(region, engine, place) {
+    if (!region) return;
+    const { source } = region.data, [start, duration] = source.ns, width = this.engine.width - 30;
+    const letters = Math.floor(width / this.engine.ctx.measureText("m").width);
+    const lines = [...source.name.match(new RegExp(`.{1,${letters}}`, "g")), `time: ${time(duration)}`, `start: ${time(start)}`];
+    const widest = Math.max(...lines.map(line => this.engine.ctx.measureText(line).width)), tall = 20 + 14 * lines.length;
+    const x = Math.max(0, Math.min(place.x, width - widest)), y = place.y + tall > this.height ? place.y - tall : place.y;
+    engine.renderTooltipFromData(lines.map(text => ({ text })), { x, y });
   }
 
   view(from, to) {
