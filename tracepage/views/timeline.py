@@ -233,7 +233,9 @@ def from_bars(bars: list[Bar], steps: Iterable[tuple[str, int, int]] = ()) -> di
         )
         last[bar.track] = bar.start
     return {
-        "tracks": [{"name": " ".join(name.split()), "events": events} for name, events in tracks.items()],
+        "tracks": [
+            {"name": " ".join(name.split()), "events": events} for name, events in tracks.items()
+        ],
         "names": list(names),
         "groups": list(groups),
         "details": list(details),
