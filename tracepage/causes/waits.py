@@ -374,14 +374,15 @@ def _waits(
     """Rows of GAP_COLUMNS, and the culprit and the number of the gap of each, or -1 where copies or
     collectives run.
     """
-    alone = (moments.gaps < 0) & (DEVICE_CODES[moments.kinds] != WORK)
-    causes = numpy.where(alone, DEVICE_CODES[moments.kinds], moments.causes)
+    on_device = DEVICE_CODES[moments.kinds]
+    alone = (moments.gaps < 0) & (on_device != WORK)
+    codes = numpy.where(alone, on_device, moments.causes)
     # The host may do anything beside a copy, so the call that launched it is its place.
     last = numpy.searchsorted(kernels.start_ns, moments.starts, side="right") - 1
-    of_device = alone & numpy.isin(causes, [CODES[cause] for cause in RUNNING])
+    of_device = alone & numpy.isin(codes, [CODES[cause] for cause in RUNNING])
     culprits = numpy.where(of_device, kernels.launch.to_numpy()[last], moments.culprits)
-    waits = alone | ((moments.gaps >= 0) & (causes != WORK))
-    moments = moments._replace(causes=causes, culprits=culprits)
+    waits = alone | ((moments.gaps >= 0) & (codes != WORK))
+    moments = moments._replace(causes=codes, culprits=culprits)
     pieces = _joined(Moments(*(column[waits] for column in moments)))
     causes = [CAUSES[code] for code in pieces.causes]
     places = list(zip(causes, pieces.culprits.tolist(), strict=True))
