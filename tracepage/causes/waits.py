@@ -119,7 +119,8 @@ class Verdict(TypedDict):
 
 class StepCauses(NamedTuple):
     """The parts of a mean step add up to `step_ms`. `gaps` has GAP_COLUMNS and a row for each piece
-    of a gap that has one cause, in order; those BETWEEN kernels are left out.
+    of a gap that has one cause, in order, and for copies and collectives that run alone; gaps
+    BETWEEN kernels are left out.
     """
 
     step_ms: float
@@ -163,7 +164,8 @@ def _of_trace(trace: Trace) -> StepCauses:
     kernels["kind"] = _kinds(trace, kernels, host.codes)
     moments = _moments(trace, kernels, host, windows)
     moments = _pay_debts(_mark_saving(trace, kernels, moments))
-    gaps = _gaps(trace, moments, host, stacks)
+    waits = _waits(trace, kernels, moments, host, stacks)
+    gaps = waits[waits.gap >= 0]
     ran = (kernels.start_ns < windows.max()) & (ends > windows.min())
     parts = _parts(kernels[ran], moments, gaps, len(windows))
     step_ms = (windows[:, 1] - windows[:, 0]).mean() / 1e6
@@ -174,7 +176,7 @@ def _of_trace(trace: Trace) -> StepCauses:
     if verdict["cause"] == "launches" and kernels.graph.notna().any():
         cure = wait_words.WORDS["launches"][1]
         verdict["sentence"] = verdict["sentence"].replace(cure, wait_words.GRAPHS)
-    return StepCauses(step_ms, parts, verdict, gaps)
+    return StepCauses(step_ms, parts, verdict, waits)
 
 
 def _kinds(trace: Trace, kernels: pandas.DataFrame, event_codes: numpy.ndarray) -> numpy.ndarray:
@@ -362,10 +364,26 @@ def _pay_debts(moments: Moments) -> Moments:
     return Moments(starts, lengths, *(column.astype(int) for column in codes))
 
 
-def _gaps(trace: Trace, moments: Moments, host: HostTime, stacks: Stacks) -> pandas.DataFrame:
-    """Rows of GAP_COLUMNS, and the culprit and the number of the gap of each."""
-    in_gaps = (moments.gaps >= 0) & (moments.causes != WORK)
-    pieces = _joined(Moments(*(column[in_gaps] for column in moments)))
+def _waits(
+    trace: Trace,
+    kernels: pandas.DataFrame,
+    moments: Moments,
+    host: HostTime,
+    stacks: Stacks,
+) -> pandas.DataFrame:
+    """Rows of GAP_COLUMNS, and the culprit and the number of the gap of each, or -1 where copies or
+    collectives run.
+    """
+    on_device = DEVICE_CODES[moments.kinds]
+    alone = (moments.gaps < 0) & (on_device != WORK)
+    codes = numpy.where(alone, on_device, moments.causes)
+    # The host may do anything beside a copy, so the call that launched it is its place.
+    last = numpy.searchsorted(kernels.start_ns, moments.starts, side="right") - 1
+    of_device = alone & numpy.isin(codes, [CODES[cause] for cause in RUNNING])
+    culprits = numpy.where(of_device, kernels.launch.to_numpy()[last], moments.culprits)
+    waits = alone | ((moments.gaps >= 0) & (codes != WORK))
+    moments = moments._replace(causes=codes, culprits=culprits)
+    pieces = _joined(Moments(*(column[waits] for column in moments)))
     causes = [CAUSES[code] for code in pieces.causes]
     places = list(zip(causes, pieces.culprits.tolist(), strict=True))
     words = {}
@@ -374,11 +392,11 @@ def _gaps(trace: Trace, moments: Moments, host: HostTime, stacks: Stacks) -> pan
             words[cause, culprit] = _place_of_event(trace, host, stacks, cause, culprit)
         else:
             words[cause, culprit] = _place_of_piece(trace, host, stacks, cause, -2 - culprit)
-    gaps = pandas.DataFrame([words[place] for place in places], columns=GAP_COLUMNS[3:])
-    gaps.insert(0, "cause", causes)
-    gaps.insert(0, "duration_ns", pieces.lengths)
-    gaps.insert(0, "start_ns", pieces.starts)
-    return gaps.assign(culprit=pieces.culprits, gap=pieces.gaps)
+    table = pandas.DataFrame([words[place] for place in places], columns=GAP_COLUMNS[3:])
+    table.insert(0, "cause", causes)
+    table.insert(0, "duration_ns", pieces.lengths)
+    table.insert(0, "start_ns", pieces.starts)
+    return table.assign(culprit=pieces.culprits, gap=pieces.gaps)
 
 
 def _place_of_event(
