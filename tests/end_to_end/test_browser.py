@@ -114,9 +114,10 @@ def test_a_kernel_shows_its_numbers(opened, gpu_page):
     assert found["time"] == "59 us" and found["span"] == "mlp"
 
 
-def test_a_link_to_a_wait_shows_it_in_the_timeline(opened, gpu_page):
+def test_a_link_to_a_wait_shows_all_of_it_in_the_timeline(opened, gpu_page):
     page = opened(gpu_page)
-    page.locator("a[data-from]").first.click()
+    link = page.locator("a[data-from]").first
+    link.click()
     frame(page)
     shown = dict(
         zip(
@@ -126,8 +127,45 @@ def test_a_link_to_a_wait_shows_it_in_the_timeline(opened, gpu_page):
         )
     )
     assert shown["track"] == "GPU waits, by cause"
+    length = link.inner_text().split(" in step")[0]
+    assert f"{shown['time']} ".startswith(f"{length} ")
+    marked = page.evaluate("charts[0].marked.reduce((sum, {ns}) => sum + ns[1], 0)")
+    assert marked == page.evaluate("charts[0].marked[0].ns[2]")
     step = page.evaluate("charts[0].engine.max - charts[0].engine.min")
     assert page.evaluate("charts[0].engine.getRealView()") < step
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_times_at_the_edge_of_the_grid_are_whole_or_left_out(opened, gpu_page, width):
+    page = opened(gpu_page, width)
+    for action in ("in", "in", "right", "right", "all"):
+        page.locator(f"[data-do={action}]").first.click()
+        frame(page)
+        places, most = page.evaluate(
+            """() => {
+              const {chart, engine} = charts[0], places = [];
+              const fillText = (text, x) => places.push([x, x + engine.ctx.measureText(text).width]);
+              chart.timeGrid.renderTimes(Object.create(engine, {fillText: {value: fillText}}));
+              return [places, engine.width];
+            }"""
+        )
+        assert places and all(start >= 0 and end <= most for start, end in places)
+
+
+def test_the_empty_part_of_a_stream_tells_why_the_gpu_waits(opened, gpu_page):
+    page = opened(gpu_page)
+    place = page.evaluate(
+        """() => {
+          const stream = charts[0].tracks.findLast(({name}) => name.startsWith("GPU, stream"));
+          const node = charts[0].data.nodes.find(({track}) => track === WAITS);
+          const {x, w} = stream.calcRect(node.start, node.duration, 0);
+          return {x: x + w / 2, y: stream.renderEngine.position + 8};
+        }"""
+    )
+    page.locator("canvas").first.hover(position=place)
+    frame(page)
+    page.locator("canvas").first.click(position=place)
+    assert "GPU waits, by cause" in page.locator(".chosen dd").all_inner_texts()
 
 
 @pytest.mark.parametrize("width", WIDTHS)

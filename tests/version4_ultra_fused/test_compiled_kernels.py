@@ -60,7 +60,11 @@ def compiled(run_script, target: str, dtypes: str, *which: str) -> list[dict]:
     return rows
 
 
-@pytest.mark.parametrize("target", ONLY)
+# On a GPU the tests of the kernels compile them for sm_90.
+TARGETS = ["gfx90a", "gfx942", "gfx950", pytest.param("sm_90", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_the_kernels_of_a_step_in_bf16(run_script, target):
     assert {row["kernel"] for row in compiled(run_script, target, "bf16")} == BOTH_VENDORS | ONLY[
         target

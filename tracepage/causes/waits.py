@@ -121,7 +121,8 @@ class Verdict(TypedDict):
 
 class StepCauses(NamedTuple):
     """The parts of a mean step add up to `step_ms`. `gaps` has GAP_COLUMNS and a row for each piece
-    of a gap that has one cause, in order; those BETWEEN kernels are left out.
+    of a gap that has one cause, in order, and for copies and collectives that run alone; gaps
+    BETWEEN kernels are left out.
     """
 
     step_ms: float
@@ -165,15 +166,15 @@ def _of_trace(trace: Trace) -> StepCauses:
     kernels["kind"] = _kinds(trace, kernels, host.codes)
     moments = _moments(trace, kernels, host, windows)
     moments = _pay_debts(_mark_saving(trace, kernels, moments))
-    gaps = _gaps(trace, moments, host, stacks)
+    waits = _waits(trace, kernels, moments, host, stacks)
     ran = kernels[(kernels.start_ns < windows.max()) & (ends > windows.min())]
-    parts = _parts(ran, moments, gaps, len(windows))
+    parts = _parts(ran, moments, waits[waits.gap >= 0], len(windows))
     step_ms = (windows[:, 1] - windows[:, 0]).mean() / 1e6
-    verdict = _verdict(step_ms, parts, gaps, len(trace.steps))
+    verdict = _verdict(step_ms, parts, waits, len(trace.steps))
     if verdict["cause"] in wait_words.SLOWED:
         launches = ran.launch[ran.launch >= 0].nunique() / len(windows)
         verdict["sentence"] += wait_words.OF_PROFILER.format(launches)
-    return StepCauses(step_ms, parts, verdict, gaps)
+    return StepCauses(step_ms, parts, verdict, waits)
 
 
 def _kinds(trace: Trace, kernels: pandas.DataFrame, event_codes: numpy.ndarray) -> numpy.ndarray:
@@ -361,10 +362,26 @@ def _pay_debts(moments: Moments) -> Moments:
     return Moments(starts, lengths, *(column.astype(int) for column in codes))
 
 
-def _gaps(trace: Trace, moments: Moments, host: HostTime, stacks: Stacks) -> pandas.DataFrame:
-    """Rows of GAP_COLUMNS, and the culprit and the number of the gap of each."""
-    in_gaps = (moments.gaps >= 0) & (moments.causes != WORK)
-    pieces = _joined(Moments(*(column[in_gaps] for column in moments)))
+def _waits(
+    trace: Trace,
+    kernels: pandas.DataFrame,
+    moments: Moments,
+    host: HostTime,
+    stacks: Stacks,
+) -> pandas.DataFrame:
+    """Rows of GAP_COLUMNS, and the culprit and the number of the gap of each, or -1 where copies or
+    collectives run.
+    """
+    on_device = DEVICE_CODES[moments.kinds]
+    alone = (moments.gaps < 0) & (on_device != WORK)
+    codes = numpy.where(alone, on_device, moments.causes)
+    # The host may do anything beside a copy, so the call that launched it is its place.
+    last = numpy.searchsorted(kernels.start_ns, moments.starts, side="right") - 1
+    of_device = alone & numpy.isin(codes, [CODES[cause] for cause in RUNNING])
+    culprits = numpy.where(of_device, kernels.launch.to_numpy()[last], moments.culprits)
+    waits = alone | ((moments.gaps >= 0) & (codes != WORK))
+    moments = moments._replace(causes=codes, culprits=culprits)
+    pieces = _joined(Moments(*(column[waits] for column in moments)))
     causes = [CAUSES[code] for code in pieces.causes]
     places = list(zip(causes, pieces.culprits.tolist(), strict=True))
     words = {}
@@ -373,11 +390,11 @@ def _gaps(trace: Trace, moments: Moments, host: HostTime, stacks: Stacks) -> pan
             words[cause, culprit] = _place_of_event(trace, host, stacks, cause, culprit)
         else:
             words[cause, culprit] = _place_of_piece(trace, host, stacks, cause, -2 - culprit)
-    gaps = pandas.DataFrame([words[place] for place in places], columns=GAP_COLUMNS[3:])
-    gaps.insert(0, "cause", causes)
-    gaps.insert(0, "duration_ns", pieces.lengths)
-    gaps.insert(0, "start_ns", pieces.starts)
-    return gaps.assign(culprit=pieces.culprits, gap=pieces.gaps)
+    table = pandas.DataFrame([words[place] for place in places], columns=GAP_COLUMNS[3:])
+    table.insert(0, "cause", causes)
+    table.insert(0, "duration_ns", pieces.lengths)
+    table.insert(0, "start_ns", pieces.starts)
+    return table.assign(culprit=pieces.culprits, gap=pieces.gaps)
 
 
 def _place_of_event(
@@ -510,9 +527,9 @@ def single_waits(gaps: pandas.DataFrame) -> Any:
 
 
 def _verdict(
-    step_ms: float, parts: list[Part], gaps: pandas.DataFrame, steps: int | None
+    step_ms: float, parts: list[Part], waits: pandas.DataFrame, steps: int | None
 ) -> Verdict:
-    """The largest part that can be removed, and what people do about it. `gaps` are those of all
+    """The largest part that can be removed, and what people do about it. `waits` are those of all
     `steps`, or of a file that marks none.
     """
     whole = f"a step of {step_ms:.3g} ms" if steps else f"the {step_ms:.3g} ms in the file"
@@ -531,13 +548,14 @@ def _verdict(
         sentence += f", in {counted(round(count), 'wait')}"
         sentence += " a step" if steps else ""
     sentence += f": {part['where']}."
-    chosen = gaps[gaps.cause == cause]
-    if len(chosen) and cause not in RUNNING:
+    chosen = waits[waits.cause == cause]
+    if len(chosen):
         longest = single_waits(chosen).duration_ns.sum().nlargest(3) / 1e6
         times = ", ".join(f"{time:.3g}" for time in longest)
-        sentence += f" In the longest the GPU is idle for {times} ms."
+        sentence += f" The longest took {times} ms."
     bounds = f"{rest_ms:.3g} ms ({gain:.2f} times as fast)"
-    least_ms = rest_ms - gaps[gaps.cause != cause].duration_ns.sum() / (steps or 1) / 1e6
+    others_gaps = waits[(waits.cause != cause) & (waits.gap >= 0)]
+    least_ms = rest_ms - others_gaps.duration_ns.sum() / (steps or 1) / 1e6
     if least_ms < (1 - REMOVABLE) * rest_ms:
         bounds = f"between {least_ms:.3g} ms (the host always ahead) and {bounds}"
     sentence += f" Without it: {bounds}. {wait_words.cure(cause, part['where'])}"

@@ -37,7 +37,8 @@ def add_sections(page: Report, job: Job) -> None:
     page.text(ABOUT, *job.notes)
     page.section("Collectives")
     header = ["collective", "group", "ranks", "a step", "ms of transfer", "ms waited a step"]
-    page.table([*header, "waited for", "% of it"], rank_waits.kinds(job), top=BARS)
+    header += ["waited for", "% of it"]
+    page.table(*tables.filled(header, rank_waits.kinds(job)), top=BARS)
     page.text(ABOUT_COLLECTIVES)
 
 

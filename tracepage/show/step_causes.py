@@ -103,7 +103,7 @@ def add_sections(page: Report, causes: StepCauses, trace: Trace | None = None) -
     page.table(*rows(causes))
     moments = longest_waits(causes, trace) if trace else []
     if moments:
-        page.moments("The longest idle times of the GPU:", moments)
+        page.moments("The longest waits:", moments)
 
 
 def rows(causes: StepCauses) -> tables.Table:
@@ -117,26 +117,31 @@ def rows(causes: StepCauses) -> tables.Table:
 
 
 def longest_waits(causes: StepCauses, trace: Trace) -> list[tuple[str, int, int]]:
-    """The longest waits of the verdict's cause, or of all where that runs on the device: a text
-    with duration, place and step, and start and end in ns.
+    """The longest waits of the verdict's cause, or of all where the device works: a text with
+    duration, place and the step of its longest piece, and start and end in ns.
     """
-    gaps = causes.gaps.assign(end_ns=causes.gaps.start_ns + causes.gaps.duration_ns)
+    gaps = causes.gaps
     cause = causes.verdict["cause"]
-    if cause not in ("work", *waits.RUNNING):
+    if cause != "work":
         gaps = gaps[gaps.cause == cause]
     if gaps.empty:
         return []
+    # Most of a wait can lie in the step after the one in which it begins.
+    gaps = gaps.sort_values("duration_ns", ascending=False)
+    ends = gaps.start_ns + gaps.duration_ns
+    gaps = gaps.assign(end_ns=ends, middle_ns=(gaps.start_ns + ends) / 2)
     starts = [start for start, _ in trace.step_times()]
     rows = waits.single_waits(gaps).agg(
         start_ns=("start_ns", "min"),
         end_ns=("end_ns", "max"),
+        middle_ns=("middle_ns", "first"),
         ns=("duration_ns", "sum"),
         cause=("cause", "first"),
         where=("where", "first"),
     )
     moments = []
     for wait in rows.nlargest(LONGEST, "ns").itertuples():
-        number = sum(start <= wait.start_ns for start in starts)
+        number = sum(start <= wait.middle_ns for start in starts)
         place = f" in step {number}" if starts else ""
         text = f"{tables.format_time(wait.ns / 1e6)}{place}: {wait_name(wait)}"
         moments.append((text, int(wait.start_ns), int(wait.end_ns)))

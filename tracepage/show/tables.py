@@ -123,9 +123,9 @@ def csv_text(header: Sequence[str], rows: Rows) -> str:
 
 
 def filled(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-    """The table without the columns that hold None in every row."""
+    """The table without the columns that are empty in every row."""
     columns = zip(header, *rows, strict=True)
-    kept = [column for column in columns if {*column[1:]} - {None}]
+    kept = [column for column in columns if {*column[1:]} - {None, ""}]
     lines = [list(line) for line in zip(*kept, strict=True)] or [[]]
     return lines[0], lines[1:]
 

@@ -2,7 +2,7 @@
 "use strict";
 
 const SPARE = ["#84bbf5", "#f5ab7e", "#8ed3a0", "#c8b4f0", "#ddd57c", "#f393b4", "#71d0c6", "#e9c46a"];
-const BLOCK = 17, DIM = "rgba(128, 128, 128, 0.25)";
+const BLOCK = 17, WAITS = "GPU waits, by cause";
 const charts = [], elements = [...document.querySelectorAll(".timeline")];
 const contents = elements.map(element => JSON.parse(element.querySelector("script").textContent));
 const ends = contents.flatMap(({ tracks }) => tracks.map(({ events }) => events.reduce((sum, value, i) => (i % 6 ? sum : sum + value), 0)));
@@ -14,15 +14,16 @@ const style = name => getComputedStyle(document.documentElement).getPropertyValu
 const number = value => Number(value.toPrecision(3)).toLocaleString("en");
 const time = ns => ns < 1e3 ? `${number(ns)} ns` : ns < 1e6 ? `${number(ns / 1e3)} us` : `${number(ns / 1e6)} ms`;
 
-function settings() {
+function settings(tooltip) {
   const [ink, paper, line] = ["--ink", "--paper", "--line"].map(style);
   const main = {
     blockHeight: BLOCK - 1, font: "11px system-ui, sans-serif", fontColor: "#111111", backgroundColor: paper,
     tooltipBackgroundColor: paper, tooltipHeaderFontColor: ink, tooltipBodyFontColor: ink, tooltipShadowColor: ink,
   };
-  const title = { height: 16, color: style("--track"), strokeColor: line, font: "10px system-ui, sans-serif" };
+  const dotsColor = innerWidth < 640 ? style("--track") : ink; // beside long names there is no place for them
+  const title = { height: 16, color: style("--track"), strokeColor: line, dotsColor, font: "10px system-ui, sans-serif" };
   return {
-    options: { timeUnits: unit, hotkeys: { active: false } },
+    options: { timeUnits: unit, hotkeys: { active: false }, tooltip },
     styles: { main, timeGridPlugin: { font: main.font, fontColor: ink }, togglePlugin: title },
   };
 }
@@ -39,6 +40,7 @@ function nodes(data, { name: track, events }) {
       end: start + duration, ns: [start, duration, beside], colour, group: data.groups[group], detail, track,
     };
     const free = rows.findIndex(({ end }) => end <= start), row = free < 0 ? rows.length : free;
+    node.level = row;
     (row ? rows[row - 1].children : roots).push(node);
     rows[row] = node;
     data.nodes.push(node);
@@ -48,7 +50,7 @@ function nodes(data, { name: track, events }) {
 
 class Timeline {
   constructor(element, data) {
-    Object.assign(this, { element, data, box: element.querySelector(".canvas"), tracks: [] });
+    Object.assign(this, { element, data, box: element.querySelector(".canvas"), tracks: [], marked: [] });
     data.nodes = [];
     data.colours = data.groups.map((name, i) => COLOURS[name] || SPARE[i % SPARE.length]);
     const { FlameChartContainer, FlameChartPlugin, TimeGridPlugin, TogglePlugin } = flameChartJs;
@@ -60,6 +62,14 @@ class Timeline {
         const rect = place(...event);
         return { ...rect, w: Math.max(rect.w, 0.25) };
       };
+      const draw = plugin.render.bind(plugin);
+      plugin.render = () => {
+        draw();
+        for (const { start, duration, level } of this.marked.filter(node => node.track === track.name)) {
+          const { x, y, w } = plugin.calcRect(start, duration, level);
+          plugin.renderEngine.addRect({ color: style("--ink"), x, y: y + BLOCK - 4, w: Math.max(w, 1), h: 3 }, 3);
+        }
+      };
       plugin.on("select", ({ node }) => node && this.show(node.source));
       plugin.height = depth * BLOCK + 4;
       this.tracks.push(plugin);
@@ -67,10 +77,11 @@ class Timeline {
     }
     this.height = plugins.reduce((sum, { height }) => sum + height, 24);
     const canvas = Object.assign(element.querySelector("canvas"), { width: this.box.clientWidth, height: this.height });
-    this.chart = new FlameChartContainer({ canvas, plugins, settings: settings() });
+    this.chart = new FlameChartContainer({ canvas, plugins, settings: settings(this.tooltip.bind(this)) });
     this.engine = this.chart.renderEngine;
     this.roundTicks(this.chart.timeGrid);
-    this.chart.setSettings(settings());
+    this.hover();
+    this.chart.setSettings(settings(this.tooltip.bind(this)));
     this.listen();
     this.legend();
     for (const name of ["setZoom", "setPositionX"]) this.mirror(name);
@@ -103,6 +114,38 @@ class Timeline {
       grid.end = grid.start + Math.ceil(shown / grid.delta) + 1;
       grid.accuracy = Math.max(0, -Math.floor(Math.log10(grid.delta)));
     };
+    grid.renderTimes = engine => {
+      engine.setCtxValue("fillStyle", style("--ink"));
+      engine.setCtxFont(engine.styles.font);
+      grid.forEachTime((place, value) => {
+        const text = value.toFixed(grid.accuracy) + unit, start = place + engine.blockPaddingLeftRight;
+        if (place >= 0 && start + engine.ctx.measureText(text).width <= engine.width) engine.fillText(text, start, engine.charHeight);
+      });
+    };
+  }
+
+  // Where a stream is empty, the mouse finds the wait.
+  hover() {
+    const { interactionsEngine: mouse } = this.chart, region = mouse.getHoveredRegion.bind(mouse);
+    const [waits] = this.tracks.filter(({ name }) => name === WAITS);
+    mouse.getHoveredRegion = () => {
+      const event = region(), now = this.engine.pixelToTime(mouse.mouse.x) + this.engine.positionX;
+      const stream = this.tracks.find(({ interactionsEngine }) => interactionsEngine === mouse.hoveredInstance);
+      if (event || !waits || !stream?.name.startsWith("GPU")) return event;
+      const wait = waits.flatTree.find(({ source: { start, duration } }) => start <= now && now <= start + duration);
+      return wait ? { type: "cluster", id: mouse.hoveredInstance.id, data: { nodes: [wait] } } : null;
+    };
+  }
+
+  // The name in as many lines as it needs, inside the timeline.
+  tooltip(region, engine, place) {
+    if (!region) return;
+    const { source } = region.data, [start, duration] = source.ns, width = this.engine.width - 30;
+    const letters = Math.floor(width / this.engine.ctx.measureText("m").width);
+    const lines = [...source.name.match(new RegExp(`.{1,${letters}}`, "g")), `time: ${time(duration)}`, `start: ${time(start)}`];
+    const widest = Math.max(...lines.map(line => this.engine.ctx.measureText(line).width)), tall = 20 + 14 * lines.length;
+    const x = Math.max(0, Math.min(place.x, width - widest)), y = place.y + tall > this.height ? place.y - tall : place.y;
+    engine.renderTooltipFromData(lines.map(text => ({ text })), { x, y });
   }
 
   view(from, to) {
@@ -120,16 +163,25 @@ class Timeline {
 
   // Events of this group keep their colour (all, if it is null).
   keep(group) {
-    for (const node of this.data.nodes) node.color = !group || node.group === group ? node.colour : DIM;
+    for (const node of this.data.nodes) node.color = !group || node.group === group ? node.colour : style("--track");
     for (const plugin of this.tracks) plugin.initData();
     this.chart.render();
     for (const made of this.element.querySelectorAll("[data-group]")) made.setAttribute("aria-pressed", made.dataset.group === group);
   }
 
+  // All parts of the wait that this is a part of.
+  parts({ name, ns }) {
+    return this.data.nodes.filter(other => other.track === WAITS && other.name === name && other.ns[2] === ns[2]);
+  }
+
   show(node) {
     const [start, duration, beside] = node.ns, onDevice = node.track.startsWith("GPU");
     const rows = [["event", node.name], ["track", node.track], ["start", time(start)], ["time", time(duration)]];
-    if (beside >= 0) rows.push([onDevice ? "from its launch call to its start" : "self time", time(beside)]);
+    this.marked = [node];
+    if (node.track === WAITS) {
+      this.marked = this.parts(node);
+      if (this.marked.length > 1) rows[3][1] = `${time(beside)} in ${this.marked.length} parts, of which this takes ${time(duration)}`;
+    } else if (beside >= 0) rows.push([onDevice ? "from its launch call to its start" : "self time", time(beside)]);
     rows.push(...this.data.details[node.detail]);
     const list = this.element.querySelector(".chosen");
     list.replaceChildren(...rows.map(texts => {
@@ -138,6 +190,7 @@ class Timeline {
       return row;
     }));
     list.hidden = false;
+    this.chart.render();
   }
 
   legend() {
@@ -171,12 +224,13 @@ class Timeline {
   }
 }
 
-// A link to a moment shows it, with as much time on both sides.
+// A link to a wait shows it with half as much time on both sides, marks all its parts, and selects the longest.
 for (const link of document.querySelectorAll("a[data-from]")) {
   link.addEventListener("click", () => {
     const { data } = charts[0], [from, to] = ["from", "to"].map(name => (link.dataset[name] - data.begin) / scale);
-    charts[0].view(2 * from - to, 2 * to - from);
-    charts[0].show(data.nodes.find(({ ns, track }) => track.startsWith("GPU waits") && ns[0] === link.dataset.from - data.begin));
+    charts[0].view(1.5 * from - to / 2, 1.5 * to - from / 2);
+    const first = data.nodes.find(({ ns, track }) => track === WAITS && ns[0] === link.dataset.from - data.begin);
+    charts[0].show(charts[0].parts(first).reduce((most, part) => (part.duration > most.duration ? part : most)));
   });
 }
 

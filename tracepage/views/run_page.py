@@ -61,7 +61,7 @@ NAME = 60  # Characters of a kernel's name in it.
 CHANGES = 10  # Rows in the table of changes.
 HOW_TO_READ = (
     "Press an event for its numbers, or a name with a colour to see only its events. "
-    "Ctrl and the wheel zoom."
+    "The buttons, or Ctrl and the wheel, zoom."
 )
 
 

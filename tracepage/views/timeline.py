@@ -5,7 +5,8 @@ A timeline is plain JSON, times in ns since its first event:
 
     tracks     name, and the events in order of start: six numbers each (start less the one before,
                duration, and positions in names, groups and details; the last is the delay since a
-               kernel's launch, or an operator's self time; -1: none)
+               kernel's launch, an operator's self time, or the duration of the whole wait that
+               this is a piece of; -1: none)
     names, groups, details        what these positions stand for; the colour of an event is that of
                                   its group
     steps      name, start and end of each profiled step
@@ -17,7 +18,9 @@ from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
 from tracepage.causes import rank_waits
+from tracepage.causes.host_time import copy_cause
 from tracepage.causes.rank_waits import Job
+from tracepage.causes.waits import single_waits
 from tracepage.readers.kernel_names import communication_or, kind, short_name
 from tracepage.readers.source import Source
 from tracepage.readers.trace import Trace
@@ -32,6 +35,7 @@ import pandas
 EVENTS = 50_000
 STRETCH_NS = 10_000  # Pauses between kernels that are shorter are not drawn in the page of ranks.
 WAITS = "GPU waits, by cause"
+NOT_COUNTED = "not counted"  # Kernels of an earlier step that still run when the first one begins.
 STREAMS = 8  # A GPU with more has one track: each branch of a graph can have several.
 
 
@@ -44,7 +48,7 @@ class Bar(NamedTuple):
     name: str
     group: str
     detail: tuple[Hashable, ...] = ()  # Pairs of a label and a value.
-    beside: int = -1  # A kernel's delay, or an operator's self time.
+    beside: int = -1  # A kernel's delay, an operator's self time, or a whole wait.
     on_device: bool = False
 
 
@@ -60,13 +64,19 @@ def draw_trace(trace: Trace, gaps: pandas.DataFrame) -> dict[str, Any]:
     """
     stepped = len(trace.steps) > 0
     with_spans = spanned(trace)
-    kernels = trace.kernels[trace.kernels.step >= 0] if stepped else trace.kernels
+    kernels = trace.kernels
+    if stepped:
+        ends = kernels.start_ns + kernels.duration_ns
+        late = (ends > trace.steps.start_ns.min()) & (kernels.start_ns < trace.step_times()[0][0])
+        kernels = kernels[late | (kernels.step >= 0)]
     forward = {event.thread for event in trace.host if event.phase == "forward"}
     streams = kernels.stream.nunique()
     host = [
         event for event in trace.host if event.kind != "memory" and (event.step >= 0 or not stepped)
     ]
     count = len(gaps) + len(kernels) + len(host)
+    if len(gaps):
+        gaps = gaps.assign(whole_ns=single_waits(gaps).duration_ns.transform("sum"))
     # A bar for each of millions of events would take longer than the rest of the page.
     gaps = gaps.iloc[_longest(gaps.duration_ns, EVENTS)]
     kernels = kernels.iloc[_longest(kernels.duration_ns, EVENTS)]
@@ -83,6 +93,10 @@ def draw_trace(trace: Trace, gaps: pandas.DataFrame) -> dict[str, Any]:
     delays = kernels.launch_delay_ns.fillna(-1).astype(int)
     rows: Iterable[Any] = kernels.itertuples()
     for kernel, delay in zip(rows, delays, strict=True):
+        group = copy_cause(kernel.name).replace("_", " ")
+        group = group or _group(kernel.name, kernel.span, with_spans)
+        if stepped and kernel.step < 0:
+            group = NOT_COUNTED
         track = f"GPU, {streams} streams" if streams > STREAMS else f"GPU, stream {kernel.stream}"
         operator: tuple[Any, Any] = ("", "")
         if kernel.operators:
@@ -93,7 +107,7 @@ def draw_trace(trace: Trace, gaps: pandas.DataFrame) -> dict[str, Any]:
                 kernel.start_ns,
                 kernel.duration_ns,
                 short_name(kernel.name),
-                _group(kernel.name, kernel.span, with_spans),
+                group,
                 _detail(kernel.name, kernel.span, kernel.phase, *operator),
                 delay,
                 on_device=True,
@@ -134,7 +148,7 @@ def _rank_bar(number: int, name: str, start: float, duration: float, group: str)
 
 
 def _wait(gap: Any) -> Bar:
-    """A row of `StepCauses.gaps`."""
+    """A row of `StepCauses.gaps`, with `whole_ns`."""
     pairs = [("operator", gap.operator), ("span", gap.span), ("line", gap.line)]
     return Bar(
         WAITS,
@@ -143,6 +157,7 @@ def _wait(gap: Any) -> Bar:
         step_causes.wait_name(gap),
         gap.cause.replace("_", " "),
         tuple(pair for pair in pairs if pair[1]),
+        int(gap.whole_ns),
         on_device=True,
     )
 
@@ -150,7 +165,7 @@ def _wait(gap: Any) -> Bar:
 def _host_bar(track: str, event: Event, with_spans: bool) -> Bar:
     place = (track, event.start, event.duration, event.name)
     if event.kind == "launch":
-        return Bar(*place, "launch" if "Launch" in event.name else "runtime call")
+        return Bar(*place, "launch calls" if "Launch" in event.name else "runtime calls")
     if event.kind == "annotation":
         return Bar(*place, event.name if with_spans and event.name in SPANS else "other")
     span = event.span or ""
@@ -218,7 +233,9 @@ def from_bars(bars: list[Bar], steps: Iterable[tuple[str, int, int]] = ()) -> di
         )
         last[bar.track] = bar.start
     return {
-        "tracks": [{"name": name, "events": events} for name, events in tracks.items()],
+        "tracks": [
+            {"name": " ".join(name.split()), "events": events} for name, events in tracks.items()
+        ],
         "names": list(names),
         "groups": list(groups),
         "details": list(details),

@@ -414,6 +414,19 @@ def test_functions_of_python_name_the_line_and_what_it_does(tmp_path, names, cau
     assert longest.line == line and longest.cause == cause
 
 
+@pytest.mark.parametrize("cause", FAULTS)
+def test_the_waits_of_a_cause_add_up_to_its_part(tmp_path, cause):
+    """Also those in which the device copies or communicates, and nothing else."""
+
+    def step(program):
+        FAULTS[cause](program, FAULT)
+        program.work()
+
+    causes = attribute(tmp_path, step)
+    times = causes.gaps.groupby("cause").duration_ns.sum() / STEPS / 1e6
+    assert times[cause] == pytest.approx(parts(causes)[cause])
+
+
 def test_gaps_have_their_place(tmp_path):
     def step(program):
         begin = program.host

@@ -66,6 +66,10 @@ def test_the_longest_waits_name_their_step_and_cause(gpu_profile):
         ("7 us in step 1: copy to host", 40_000, 47_000),
         ("5 us in step 1: copy to host, aten::item", 55_000, 61_000),
     ]
+    longer = gaps.assign(duration_ns=[7_000, 3_000, 400_000, 10_000, 1_000])
+    [(text, start, end), *_] = step_causes.longest_waits(causes._replace(gaps=longer), trace)
+    assert text.startswith("403 us in step 2"), "most of it is there, though it begins in step 1"
+    assert (start, end) == (55_000, 459_000)
     causes.verdict["cause"] = "launches"
     assert [start for _, start, _ in step_causes.longest_waits(causes, trace)] == [90_000, 130_000]
 

@@ -359,7 +359,8 @@ def test_all_ranks_stand_on_one_page_of_bounded_size(tmp_path, monkeypatch):
         "waits for ranks 100 us",
     ]
     events = page.sections[-1].items[0].content[1]
-    assert [track["name"][:6] for track in events["tracks"]] == ["rank  "] * 4
+    ranks = [track["name"][:6] for track in events["tracks"]]
+    assert ranks == ["rank 0", "rank 0", "rank 1", "rank 1"]
     assert "AllReduce, waits for rank 1" in events["names"]
     assert rank_sections.content(job)["verdict"]["rank"] == 1
     json.dumps(rank_sections.content(job), allow_nan=False)

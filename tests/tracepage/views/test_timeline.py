@@ -11,7 +11,8 @@ from tracepage.views import timeline
 
 import pandas
 
-NO_GAPS = pandas.DataFrame(columns=GAP_COLUMNS)
+COLUMNS = [*GAP_COLUMNS, "culprit", "gap"]
+NO_GAPS = pandas.DataFrame(columns=COLUMNS)
 
 
 def events(found: dict, track: str) -> list[tuple]:
@@ -48,13 +49,14 @@ def test_kernels_have_their_stream_span_and_delay(gpu_profile):
     ]
     kernels = events(found, "GPU, stream 7")
     assert [row[:5] for row in kernels] == [
-        (20, 30, "gemm", "attention", 6),
-        (50, 5, "add", "residual", 17),
-        (60, 30, "gemm", "attention", 6),
-        (100, 30, "foreach", "optimizer", 15),
-        (131, 59, "gemm", "mlp", 19),
+        (0, 35, "before", "not counted", -1e-3),
+        (50, 30, "gemm", "attention", 6),
+        (80, 5, "add", "residual", 17),
+        (90, 30, "gemm", "attention", 6),
+        (130, 30, "foreach", "optimizer", 15),
+        (161, 59, "gemm", "mlp", 19),
     ]
-    detail = kernels[0][5]
+    detail = kernels[1][5]
     assert (detail["operator"], detail["shapes"], detail["phase"]) == (
         "aten::mm",
         "[[4, 8], [8, 8]]",
@@ -72,7 +74,7 @@ def test_the_longest_events_and_all_kernels_are_kept(monkeypatch, gpu_profile):
         len(names) == 8
         and {"gemm", "foreach"} <= set(names)
         and "ProfilerStep#0" in names
-        and found["left_out"] == 24 + 6 - 8
+        and found["left_out"] == 24 + 7 - 8
     )
     monkeypatch.setattr(timeline, "EVENTS", 6)
     assert [track["name"] for track in timeline.draw_trace(trace, NO_GAPS)["tracks"]] == [
@@ -81,18 +83,21 @@ def test_the_longest_events_and_all_kernels_are_kept(monkeypatch, gpu_profile):
     ]
 
 
-def test_waits_stand_first_with_their_cause_and_who_made_the_host_wait(gpu_profile):
+def test_waits_stand_first_with_their_cause_and_the_time_of_all_their_parts(gpu_profile):
     trace = chrome_trace.load(gpu_profile.with_name("trace_2.json"))
+    place = ("aten::item", "loss", "train.py(7): main", "aten::item")
     waits = [
-        (55_000, 5_000, "copy_to_host", "aten::item", "loss", "train.py(7): main", "aten::item"),
-        (90_000, 10_000, "launches", "", "", "", ""),
+        (55_000, 5_000, "copy_to_host", *place, 4, 1),
+        (60_000, 3_000, "copy_to_host", *place, 4, -1),
+        (90_000, 10_000, "launches", "", "", "", "", 4, 2),
     ]
-    found = timeline.draw_trace(trace, pandas.DataFrame(waits, columns=GAP_COLUMNS))
+    found = timeline.draw_trace(trace, pandas.DataFrame(waits, columns=COLUMNS))
     assert found["tracks"][0]["name"] == timeline.WAITS
     detail = {"operator": "aten::item", "span": "loss", "line": "train.py(7): main"}
     assert events(found, timeline.WAITS) == [
-        (25, 5, "copy to host, aten::item", "copy to host", -1e-3, detail),
-        (60, 10, "launches", "launches", -1e-3, {}),
+        (55, 5, "copy to host, aten::item", "copy to host", 8, detail),
+        (60, 3, "copy to host, aten::item", "copy to host", 8, detail),
+        (90, 10, "launches", "launches", 10, {}),
     ]
 
 

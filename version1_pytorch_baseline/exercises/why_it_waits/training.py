@@ -1,4 +1,10 @@
-"""A small training program in which one part may have a fault."""
+"""A small training program in which one part may have a fault.
+
+python training.py                                      # all parts are mended
+python training.py --fault checksum                     # that part is the one in starter/
+python training.py --fault checksum --trace case.json   # also profiles two steps
+python training.py --record ../../../results/h100/why_it_waits   # all faults; needs a GPU
+"""
 
 import argparse
 import itertools
@@ -8,8 +14,7 @@ import tempfile
 from pathlib import Path
 from statistics import mean, median
 
-FOLDER = Path(__file__).resolve().parent
-sys.path.insert(0, str(FOLDER.parents[2]))  # the root of this clone
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # the root of this clone
 
 from common import cli
 from common import device as devices
@@ -22,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+FOLDER = Path(__file__).resolve().parent
 # The part of each fault and what the GPU waits for, in the order of the recorded cases.
 FAULTS = {
     "memory": ("tidy_memory", "allocation"),
