@@ -58,22 +58,25 @@ def _of_cpu(source: Source) -> StepCauses:
 
 
 def _verdict(source: Source, step_ms: float, parts: list[Part]) -> Verdict:
-    """What limits a CPU: its longest kind of operators, or what is outside of all."""
+    """What limits a CPU: its longest kind of operators, or what is outside of all if that takes
+    longer.
+    """
     whole = "step" if source.steps else "recorded time"
     if source.profile and source.profile["attention_only"]:
         whole = "attention"
     rest = step_ms - sum(part["ms"] for part in parts)
-    if rest >= waits.REMOVABLE * step_ms:
+    longest = parts[0]
+    if rest > longest["ms"]:
         gain = step_ms / (step_ms - rest)
         sentence = (
             f"Limited by the host: {_share(rest, step_ms)} of the {whole} is {OUTSIDE}. Without "
             f"it, at most {gain:.2f} times as fast. Give each operator more work (a larger batch)."
         )
         return {"cause": "host", "ms": rest, "gain": gain, "sentence": sentence}
-    longest = parts[0]
+    beside = f", {_share(rest, step_ms)} {OUTSIDE}" if rest > 0 else ""
     sentence = (
         f"Limited by the CPU's work: {_share(longest['ms'], step_ms)} of the {whole} is "
-        f"{longest['kind']}. {ADVICE.get(longest['kind'], FUSE)}."
+        f"{longest['kind']}{beside}. {ADVICE.get(longest['kind'], FUSE)}."
     )
     return {"cause": "work", "ms": longest["ms"], "gain": 1.0, "sentence": sentence}
 

@@ -83,7 +83,7 @@ def test_other_files(path, expected):
         ),
         (
             ROOT / "results/cpu/v1_small_profile.json.gz",
-            "Limited by the CPU's work: 80 % (1.39 s) of the step is matrix products. Use more",
+            "Limited by the CPU's work: 80 % (1.39 s) of the step is matrix products, ",
         ),
         (
             H200 / "traces/v4_small.json.gz",
@@ -125,6 +125,24 @@ def test_a_cpus_trace_without_steps_tells_of_no_gpu(tmp_path):
         "Limited by the CPU's work: 100 % (5 us) of the recorded time is matrix products. Use"
     )
     assert titles(page) == ["Where the step goes", "Timeline", "Operators"]
+
+
+@pytest.mark.parametrize(
+    ("us", "sentence"),
+    [
+        (
+            6,
+            "Limited by the CPU's work: 60 % (6 us) of the step is matrix products, 40 % (4 us) in ",
+        ),
+        (4, "Limited by the host: 60 % (6 us) of the step is in no operator that works"),
+    ],
+)
+def test_a_cpu_is_limited_by_its_host_where_no_kind_of_work_takes_longer(tmp_path, us, sentence):
+    lane = {"ph": "X", "pid": 1, "tid": 1, "ts": 0}
+    step = lane | {"cat": "user_annotation", "name": "ProfilerStep#1", "dur": 10}
+    product = lane | {"cat": "cpu_op", "name": "aten::mm", "dur": us}
+    (tmp_path / "trace.json").write_text(json.dumps([step, product]))
+    assert build(tmp_path / "trace.json").first_sentence().startswith(sentence)
 
 
 def words(page) -> str:
