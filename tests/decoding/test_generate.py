@@ -282,7 +282,10 @@ DAMAGES = {
         changed_tensors(lambda tensors: tensors.update({HEAD: torch.ones(300, 32)})),
         "lm_head.weight is not that of the embedding",
     ),
-    "a missing tensor": (changed_tensors(lambda tensors: tensors.pop(NORM)), "norm.weight is absent"),
+    "a missing tensor": (
+        changed_tensors(lambda tensors: tensors.pop(NORM)),
+        "norm.weight is absent",
+    ),
     "an extra tensor": (
         changed_tensors(lambda tensors: tensors.update(bias=torch.ones(8))),
         "bias is [8], not absent",
