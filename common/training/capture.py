@@ -3,13 +3,13 @@
 A captured step launches all its kernels with one call of the host: forward pass, loss, backward
 pass, optimizer and, in float16, the scaling of the loss. The batch is copied into buffers that the
 graph reads, and every tensor of the step stays where it was while the graph was captured. So the
-host's cost of launching is gone: it is eager time minus captured time. The graph must repeat the
-eager step's loss and gradients.
+host's cost of launching is gone. The graph must repeat the eager step's loss and gradients.
 
 A step can be captured if it never waits for the GPU and keeps its shapes. Only AdamW changes for
 that. It counts its steps on the GPU (`capturable`), which rounds its two bias corrections to
-float32. In float16 it is PyTorch's fused AdamW, which also leaves out a step whose gradients have
-overflowed without asking the host.
+float32 and, where it is not fused, launches more kernels. So eager time minus captured time is what
+the waits for the host cost at least. In float16 it is PyTorch's fused AdamW, which also leaves out
+a step whose gradients have overflowed without asking the host.
 """
 
 import gc
