@@ -248,6 +248,9 @@ def _stream_key(arguments: tuple[str, ...]) -> str | None:
 
 def nanoseconds(us: Any) -> int:
     """A time in us, which may be text. One of DAMAGED: it is no time."""
+    whole, _, thousandths = str(us).partition(".")
+    if len(thousandths) == 3 and thousandths.isdigit():  # As torch.profiler writes it.
+        return int(whole + thousandths)
     return round(1000 * Decimal(us))
 
 

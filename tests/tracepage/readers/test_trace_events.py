@@ -322,3 +322,12 @@ def test_the_gpus_that_ran_kernels_are_named(tmp_path):
     device = {"id": 1, "name": "NVIDIA H200", "multiprocessors": 132, "memory": 8_000}
     assert chrome_trace.load(tmp_path / "trace.json").devices == [device]
     assert chrome_trace.load(tmp_path / "list.json").devices == []
+
+
+@pytest.mark.parametrize(
+    ("us", "ns"),
+    [("1.500", 1500), ("-0.500", -500), ("5017313105879.311", 5017313105879311), ("1.5e3", 1500000)]
+    + [("7.25", 7250), ("0.0004", 0), (3, 3000)],
+)
+def test_a_time_of_any_form_is_exact_to_a_nanosecond(us, ns):
+    assert trace_events.nanoseconds(us) == ns
