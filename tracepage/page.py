@@ -11,6 +11,8 @@ In a clone, `python page.py` is the same command.
 
 import argparse
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +74,13 @@ def main() -> None:
     elif traces:
         ranks = {number: rank_waits.read_rank(path) for number, path in traces.items()}
         job = rank_waits.compare(ranks, notes)
-        _write(output, kind, run_page.ranks_page(job), rank_sections.content(job))
+        page = partial(run_page.ranks_page, job)
+        _write(output, kind, page, page, partial(rank_sections.content, job))
     else:
         sources = [run_page.load_page_source(path, options.capture) for path in paths]
-        if kind == ".html":
-            write_text(output, run_page.make_page(sources).html())
-        elif kind == ".md":
-            write_text(output, run_page.summary_report(sources).markdown())
-        else:
-            write_json(output, run_page.summary_json(sources))
+        page = partial(run_page.make_page, sources)
+        summary = partial(run_page.summary_report, sources)
+        _write(output, kind, page, summary, partial(run_page.summary_json, sources))
     print(f"written: {output}")
 
 
@@ -95,16 +95,24 @@ def _write_snapshots(output: Path, kind: str, paths: list[Path]) -> None:
     if len(paths) > 2:
         raise UsageError("give one memory snapshot, or two to compare")
     snapshots = list(map(allocator_history.read, paths))
-    content = snapshot_sections.content(snapshots)
-    _write(output, kind, snapshot_sections.page_of(snapshots), content)
+    page = partial(snapshot_sections.page_of, snapshots)
+    _write(output, kind, page, page, partial(snapshot_sections.content, snapshots))
 
 
-def _write(output: Path, kind: str, page: Report, content: dict[str, Any]) -> None:
-    """Writes a page whose text is short, or its content, as one of KINDS."""
-    if kind == ".json":
-        write_json(output, content)
+def _write(
+    output: Path,
+    kind: str,
+    page: Callable[[], Report],
+    summary: Callable[[], Report],
+    content: Callable[[], dict[str, Any]],
+) -> None:
+    """Makes and writes what one of KINDS asks for."""
+    if kind == ".html":
+        write_text(output, page().html())
+    elif kind == ".md":
+        write_text(output, summary().markdown())
     else:
-        write_text(output, page.html() if kind == ".html" else page.markdown())
+        write_json(output, content())
 
 
 def _profile_in(path: Path) -> Path:

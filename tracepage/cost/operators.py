@@ -127,7 +127,7 @@ def cost(
 
     Returns:
         FLOPs and bytes; (0, 0) for operators without work of their own; None where the cost is not
-        known, as for a trace without types.
+        known, as for shapes that the operator of PyTorch cannot have.
     """
     operator = name.removeprefix("aten::")
     is_aten = operator != name
@@ -135,7 +135,7 @@ def cost(
         return 0, 0
     if is_aten and operator in WORK_IN_OTHERS:
         return 0, 0
-    if not is_aten or not shapes or len(shapes) != len(types):
+    if not is_aten or not shapes or not _consistent(shapes, types):
         return None
     kernel = operator.removesuffix("_forward").removesuffix("_backward")
     if operator in MATRIX_PRODUCTS or kernel in ATTENTION:
@@ -161,6 +161,21 @@ def cost(
         if kind in ELEMENT_BYTES
     ]
     return _one_output(operator, tensors) if tensors else None
+
+
+def _consistent(shapes: Sequence, types: Sequence[str]) -> bool:
+    """Whether each argument has a type, each tensor one shape, and each list of tensors a list of
+    shapes.
+    """
+    if len(shapes) != len(types):
+        return False
+    for shape, kind in zip(shapes, types, strict=True):
+        sides = {type(side) for side in shape}
+        if kind in ELEMENT_BYTES and not sides <= {int}:
+            return False
+        if kind == TENSOR_LIST and not sides <= {list}:
+            return False
+    return True
 
 
 def _attention(q: Shape, k: Shape, size: int, heads_first: bool, backward: bool) -> tuple[int, int]:

@@ -12,8 +12,17 @@ from tracepage.errors import UsageError
 from tracepage.files import Amount, Number, PositiveAmount
 from tracepage.records.run_record import AnyRun, RunRecord, TimedRun
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, GetPydanticSchema, Json, NonNegativeInt, PositiveInt
 from typing_extensions import NotRequired, TypedDict
+
+# Of a tensor, or of each tensor of a list.
+Shape = list[int] | list[list[int]]
+JsonShapes = Annotated[
+    str, GetPydanticSchema(lambda _, handler: handler.generate_schema(Json[list[Shape]]))
+]
+JsonTypes = Annotated[
+    str, GetPydanticSchema(lambda _, handler: handler.generate_schema(Json[list[str]]))
+]
 
 
 class Operator(TypedDict):
@@ -22,9 +31,8 @@ class Operator(TypedDict):
     name: str
     span: str
     phase: str
-    # JSON: the shape of each argument, a list of shapes for a list of tensors; and their types.
-    input_shapes: str
-    input_types: str
+    input_shapes: JsonShapes  # of each argument
+    input_types: JsonTypes
     calls: PositiveInt
     cpu_us: Amount
     self_cpu_us: Number  # Can be some ns below 0, by the resolution of the timestamps

@@ -4,8 +4,12 @@ benchmark.json, fusion_ablation.json, a benchmark of kernels, flops_profile.json
 predictions.json. Unknown keys are allowed, and kept. Times are in ms.
 """
 
+import itertools
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
+from tracepage import files
+from tracepage.errors import UsageError
 from tracepage.files import Amount, Number, PositiveAmount
 from tracepage.records.fields import (
     Attempted,
@@ -110,6 +114,22 @@ class Ablation(Header):
     counted: Literal["kernels", "operators"]
     notes: list[str]  # what to know about that count, and whether the study was stopped early
     combinations: Annotated[list[Combination], Field(min_length=2)]
+
+
+def read_benchmark(path: Path) -> Benchmark:
+    """UsageError: the file is missing, damaged, or a cell that is ok holds no run, or no device is
+    known, or it has cells, but not one for each model and shape.
+    """
+    study = files.read(path, Benchmark)
+    names = study["models"], study["batch_sizes"], study["sequence_lengths"]
+    cells = [(row["model"], row["batch_size"], row["sequence_length"]) for row in study["cells"]]
+    if cells and sorted(cells) != sorted(itertools.product(*names)):
+        raise UsageError(f"{path}: cells: there is not one for each model and shape")
+    for number, cell in enumerate(study["cells"]):
+        known = cell["runs"] and study["device"] and study["environment"]
+        if cell["status"] == "ok" and not known:
+            raise UsageError(f"{path}: cells.{number}: nothing was measured, but the status is ok")
+    return study
 
 
 class TimedKernel(TypedDict):

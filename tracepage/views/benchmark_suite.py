@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tracepage import files
 from tracepage.errors import RunError
+from tracepage.records import study_files
 from tracepage.records.study_files import Benchmark
 from tracepage.show import run_facts, tables
 from tracepage.show.report import Report
@@ -48,9 +48,9 @@ def reason(cell: Mapping[str, Any]) -> str:
 def render_benchmark(path: Path) -> Report:
     """The report on a benchmark.json, as .csv, .json and .md.
 
-    RunError: nothing was measured.
+    RunError: nothing was measured. UsageError: as `study_files.read_benchmark`.
     """
-    measured = files.read(path, Benchmark)
+    measured = study_files.read_benchmark(path)
     cells: list[Any] = [*measured["cells"], *measured["accuracy"]]
     if all(cell["status"] != "ok" for cell in cells):
         raise RunError(f"nothing was measured; the first: {place(cells[0])}, {reason(cells[0])}")

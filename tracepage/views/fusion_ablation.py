@@ -15,6 +15,7 @@ from statistics import geometric_mean
 from typing import NamedTuple
 
 from tracepage import files
+from tracepage.errors import UsageError
 from tracepage.records.study_files import Ablation, Combination
 from tracepage.show import run_facts, tables
 from tracepage.show.report import Report
@@ -69,9 +70,21 @@ def _mean(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
     return geometric_mean(ratios) if ratios else None
 
 
+def read_ablation(path: Path) -> Ablation:
+    """A fusion_ablation.json in which every combination has the same rounds, and some two differ in
+    one fusion.
+    """
+    measured = files.read(path, Ablation)
+    if len({len(combination["round_ms"]) for combination in measured["combinations"]}) != 1:
+        raise UsageError(f"{path}: combinations: round_ms: not all of them have as many rounds")
+    if not effects(measured["combinations"]):
+        raise UsageError(f"{path}: combinations: no two differ in one fusion")
+    return measured
+
+
 def render_ablation(path: Path) -> Report:
     """The tables of a fusion_ablation.json, with a CSV file of its combinations."""
-    measured = files.read(path, Ablation)
+    measured = read_ablation(path)
     combinations = measured["combinations"]
     report = Report("Fusion ablation")
     report.text(f"Made by {run_facts.origin(measured)}.")

@@ -25,14 +25,15 @@ def write_fusion_report(
     """Writes `output` (Markdown) and the page beside it, of the same name in .html.
 
     Of the profiles, in files or folders, the newest two that differ in the version alone are
-    compared. Without a fusion_ablation.json the report names its command.
+    compared, and the others named. Without a fusion_ablation.json the report names its command.
     Returns a line that names both files.
     """
     if output.suffix != ".md":
         raise UsageError(
             f"--output {output}: name a .md file; the page is written beside it as .html"
         )
-    before, after = _newest_pair(_conditions(baseline), _conditions(fused))
+    sides = _conditions(baseline), _conditions(fused)
+    before, after = _newest_pair(*sides)
     reduction = launch_changes.compare_launches(load_kernels.load(before), load_kernels.load(after))
     pair = {
         "baseline": (before, step_profile.read(before)["run"]),
@@ -42,6 +43,9 @@ def write_fusion_report(
     report.section("Conditions")
     run_pair.add_runs(report, pair)
     report.text("Ratios are baseline / fused: above 1 the fused version needs less.")
+    others = [*_others(sides[0], before), *_others(sides[1], after)]
+    if others:
+        report.text(f"Profiles that are not in this report: {'; '.join(others)}.")
     report.section("Kernel counts and step time", "kernels")
     report.text(
         "A mean step under the profiler. Backward work counts for the span whose forward work it "
@@ -106,3 +110,13 @@ def _newest_pair(
         if not run_record.differences(baseline[before], fused[after])
     ]
     return (alike or pairs)[0]
+
+
+def _others(side: dict[Path, dict[str, Any]], chosen: Path) -> list[str]:
+    """Each profile but the chosen one, and in which conditions it differs from that."""
+    others = []
+    for path in side:
+        if path != chosen:
+            differences = run_record.differences(side[path], side[chosen])
+            others.append(f"{path}, {', '.join(differences) or 'which is older'}")
+    return others

@@ -33,6 +33,11 @@ def render_regression(
     after = run_record.read(current)
     records = ((baseline, before), (current, after))
     reasons = run_record.incomparable(*records)
+    for path, run in records:
+        losses = len(run["loss"]["all"])
+        steps = len(run["step_ms"]["all"])
+        if losses != steps:
+            reasons.append(f"{path.name} has losses of {losses} steps, and {steps} were timed")
     if reasons or not (run_record.finished(before) and run_record.finished(after)):
         raise UsageError(
             f"{baseline} and {current} cannot be compared: {'; '.join(reasons)}; "

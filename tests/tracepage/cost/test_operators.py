@@ -89,6 +89,7 @@ SEQUENCE_FIRST = ("_flash_attention_forward", "_efficient_attention_forward")
         ("aten::mm", [[4, 8]], [FLOAT], None),
         ("aten::mm", [[4, 8], [8]], [FLOAT, FLOAT], None),
         ("aten::mm", [[4, 8], [8, 8]], [], None),
+        ("aten::add", [[[4], [8]]], [FLOAT], None),
         (
             "aten::_flash_attention_forward",
             [[51, 4, 12]] * 3,

@@ -14,13 +14,8 @@ import pytest
 
 READERS = {
     files.schema_of(model): lambda path, model=model: files.read(path, model)
-    for model in (
-        study_files.Ablation,
-        study_files.Benchmark,
-        study_files.FlopCounts,
-        study_files.KernelBenchmark,
-    )
-}
+    for model in (study_files.Ablation, study_files.FlopCounts, study_files.KernelBenchmark)
+} | {files.schema_of(study_files.Benchmark): study_files.read_benchmark}
 MEASURED = [
     path
     for path in sorted((ROOT / "results").rglob("*.json"))
@@ -37,9 +32,11 @@ def test_every_measured_study_is_valid(path):
 @pytest.mark.parametrize(
     "change, message",
     [
+        ({"device": None}, "cells.0: nothing was measured, but the status is ok"),
         ({"models": []}, "models: List should have at least 1 item"),
         ({"precision": {"compute": "int4"}}, "precision.compute: "),
         ({"cells": [{"status": "ok"}]}, "cells.0.reason: Field required"),
+        ({"models": ["v1", "renamed"]}, "cells: there is not one for each model and shape"),
         ({"environment": {"python": "3.11"}}, "environment.torch: Field required"),
     ],
 )
@@ -47,7 +44,7 @@ def test_a_damaged_benchmark_is_named_with_its_field(tmp_path, change, message):
     path = tmp_path / "benchmark.json"
     write_json(path, records.benchmark_of_shapes() | change)
     with pytest.raises(UsageError, match=message) as error:
-        files.read(path, study_files.Benchmark)
+        study_files.read_benchmark(path)
     assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
 
 

@@ -6,6 +6,7 @@ import csv
 
 from studies import ablation
 from tests import records
+from tracepage.errors import UsageError
 from tracepage.files import schema_of, write_json
 from tracepage.records.study_files import Ablation
 from tracepage.views import fusion_ablation
@@ -105,6 +106,9 @@ def test_a_study_without_memory_that_ended_before_it_counted_has_its_times(tmp_p
     assert (
         len(rows) == 18 and float(rows[0]["ms/step"]) == 100.0 and rows[0]["fusions on"] == "none"
     )
+    write_json(path, measured | {"combinations": measured["combinations"][::17]})
+    with pytest.raises(UsageError, match="no two differ"):
+        fusion_ablation.read_ablation(path)
 
 
 def test_an_older_study_without_fused_adamw_is_still_read(tmp_path):

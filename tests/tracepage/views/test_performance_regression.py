@@ -76,6 +76,7 @@ def test_the_largest_difference_of_losses_counts_where_inputs_are_equal(tmp_path
         ({"training__batch_size": 4}, "batch size (8 and 4)"),
         ({"precision__compute": "bf16"}, "precision compute (fp32 and bf16)"),
         ({"environment__torch": "2.14.0"}, "torch (2.13.0 and 2.14.0)"),
+        ({"loss__all": [7.0] * 21}, "after.json has losses of 21 steps, and 20 were timed"),
         ({"step_ms__profiled": 20}, "all steps of after.json ran under the profiler"),
         (
             {"status": "interrupted", "training__batch_size": 4},

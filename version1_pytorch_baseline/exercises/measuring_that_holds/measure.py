@@ -25,7 +25,7 @@ from common import device as devices
 from common.training import record
 from tracepage import files
 from tracepage.errors import UsageError
-from tracepage.records.study_files import Benchmark
+from tracepage.records import study_files
 from tracepage.show import tables
 
 import torch
@@ -84,7 +84,7 @@ def show_checks(mine: ModuleType, make_device: Callable[[], Device]) -> list[dic
 
 
 def show_processes(mine: ModuleType, path: Path) -> None:
-    study = files.read(path, Benchmark)
+    study = study_files.read_benchmark(path)
     processes = [len(cell["runs"]) for cell in study["cells"][:2]]
     if len(study["models"]) < 2 or min(processes, default=0) < 2:
         raise UsageError(f"{path}: give a benchmark of two models, with two processes or more each")
