@@ -162,7 +162,7 @@ def test_a_table_says_what_a_launch_costs_its_host(tmp_path):
     for launch, run in zip((5.0, 6.0, 9.0), study["cells"][0]["runs"], strict=True):
         run["host_us"] = {"launch": launch, "mm": 2 * launch}
     write_json(path, study)
-    assert "; this host: 6 us a launch, 12 us an mm; " in versions.versions(path)
+    assert "; host, median of all runs: 6 us a launch, 12 us an mm; " in versions.versions(path)
 
 
 def test_limits_have_the_step_with_and_without_launches_of_two_versions(cases, tmp_path):

@@ -79,7 +79,7 @@ def host(studies: Iterable[Mapping[str, Any]]) -> str:
         return ""
     launch = tables.format_number(median(cost["launch"] for cost in costs))
     mm = tables.format_number(median(cost["mm"] for cost in costs))
-    return f"this host: {launch} us a launch, {mm} us an mm"
+    return f"host, median of all runs: {launch} us a launch, {mm} us an mm"
 
 
 def last_loss(run: TimedRun) -> float:

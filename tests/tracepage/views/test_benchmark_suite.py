@@ -94,11 +94,11 @@ def test_the_conditions_of_a_sustained_benchmark_are_shown(tmp_path):
             run |= state | {"host_us": {"launch": launch, "mm": 8.0}}
     _, text = analyzed(measured, tmp_path)
     assert "timed steps in each: at least 10 and 12 s, after 10 s of load." in text
-    assert "This host: 5 us a launch, 8 us an mm." in text
+    assert "Host, median of all runs: 5 us a launch, 8 us an mm." in text
     table = " ".join(text.replace("|", " ").split("## GPU during")[1].split())
     assert "MHz W C" in table and "v1 4 8 1,500 690 61" in table
     _, text = analyzed(records.benchmark_of_shapes(), tmp_path)
-    assert "GPU during" not in text and "This host" not in text
+    assert "GPU during" not in text and "Host, median" not in text
 
 
 def test_nothing_measured_is_an_error_that_says_why(tmp_path):
