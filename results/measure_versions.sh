@@ -11,7 +11,7 @@
 #     versions    versions_PRESET_PRECISION.json       all versions and external baselines, also captured (GPU)
 #     determinism determinism_PRESET_PRECISION.json    versions with and without deterministic algorithms (GPU)
 #     peer_traces traces/peer_NAME_PRESET.json.gz      two steps of each external baseline, bf16 (GPU)
-#     formats     format_PRESET_{bf16,fp8}.json        Version 4's products in both formats (GPU)
+#     formats     formats_PRESET_bf16.json             Version 4, its products in bf16 and in FP8 (GPU)
 #     sequence    sequence_memory.json                 peak memory over the sequence length, fp32, tiny
 #     kernels     kernels_*.json                       Version 3's kernels and their peers, bf16 (GPU)
 #
@@ -94,13 +94,7 @@ peer_traces() {
 }
 
 formats() {
-    for format in bf16 fp8; do
-        train=(python $v4/tiny_llama_v4.py --use-amp)
-        [ $format = bf16 ] || train+=(--enable-fp8)
-        for run in "$@"; do
-            "${train[@]}" --preset "${run%:*}" --num-steps "${run#*:}" --metrics-out "$out/format_${run%:*}_$format.json"
-        done
-    done
+    at_the_preset formats v4,v4-fp8
 }
 
 sequence() {
@@ -128,7 +122,7 @@ for part in $parts; do
     declare -F "$part" >/dev/null || { echo "error: there is no part '$part'" >&2; exit 2; }
 done
 for part in $parts; do
-    case $part in v1 | formats | sequence | kernels | peer_traces) "$part" "$@"; continue ;; esac
+    case $part in v1 | sequence | kernels | peer_traces) "$part" "$@"; continue ;; esac
     for run in "$@"; do
         for precision in ${PRECISIONS:-fp32 bf16}; do
             preset=${run%:*} steps=${run#*:}
