@@ -39,7 +39,7 @@ SORT_KEYS = (
 )
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune")
 # Switches that fuse nothing, so `all-fusion` leaves them as they are.
-ALONE = ("fa4", "fp8", "fp32-residual-gradient")
+ALONE = ("fa4", "fp8", "fp32-residual-gradient", "bf16-moments")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -159,6 +159,7 @@ def compile_all(
                 variants.append({})
                 if dtype == "bf16":
                     variants.append({"fp32-residual-gradient": True})
+                    variants.append({"bf16-moments": True})
                     if target in FP8 and ids.numel() % 16 == 0:
                         variants.append({"fp8": True})
             for variant in variants:

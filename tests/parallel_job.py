@@ -141,12 +141,19 @@ def compared(name: str, form: str, amp: torch.dtype | None = None, kind: str = "
 
 
 UNTIED = untied(tiny_llama_v1)
+BF16_MOMENTS = Namespace(
+    make_model=tiny_llama_v4.make_model,
+    make_optimizer=tiny_llama_v4.make_optimizer,
+    make_step=tiny_llama_v4.make_step,
+    SWITCHES=tiny_llama_v4.SWITCHES | {"bf16-moments": True},
+)
 VERSIONS = {
     "v1": tiny_llama_v1,
     "untied": UNTIED,
     "v2": tiny_llama_v2,
     "v3": tiny_llama_v3,
     "v4": tiny_llama_v4,
+    "v4-bf16-moments": BF16_MOMENTS,
 }
 
 
@@ -159,6 +166,8 @@ def main() -> None:
         ("v3", "zero1", None, "block"),
         ("v4", "ddp"),
         ("v4", "zero1"),
+        ("v4-bf16-moments", "ddp"),
+        ("v4-bf16-moments", "zero1"),
         *(("v1", form, torch.float16) for form in ("zero1", "fsdp")),
     ]
     results = {" ".join(map(str, case)): compared(*case) for case in cases}

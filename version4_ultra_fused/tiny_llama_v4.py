@@ -56,6 +56,7 @@ SWITCHES = {
     "fa4": False,
     "fp8": False,
     "fp32-residual-gradient": False,
+    "bf16-moments": False,
 }
 
 Pair = tuple[Tensor, Tensor]  # both [N, D]
@@ -239,7 +240,7 @@ def make_model(options: Options, operations: Table = None) -> TinyLlama:
 
 def make_optimizer(model: TinyLlama, options: Options) -> torch.optim.Optimizer:
     if model.switches["memory-plan"]:
-        return MasterAdamW(model, lr=options.learning_rate, fp8=bool(model.switches["fp8"]))
+        return MasterAdamW(model, lr=options.learning_rate)
     return torch.optim.AdamW(model.parameters(), lr=options.learning_rate, fused=True)
 
 
@@ -250,10 +251,9 @@ def make_step(model: TinyLlama, optimizer: torch.optim.Optimizer, precision: Pre
         raise UsageError(f"{reason}: leave out --amp-dtype float16")
     if isinstance(optimizer, MasterAdamW):
         optimizer.plan_memory(precision.dtype, early=bool(model.switches["early-update"]))
-    side_stream = bool(model.switches["side-stream"])
 
     def step(batch: Batch) -> Tensor:
-        with model.plan.step(batch[0], side_stream):
+        with model.plan.step(batch[0], bool(model.switches["side-stream"])):
             with precision.autocast():
                 loss = model.loss(*batch)
             with span("backward"):

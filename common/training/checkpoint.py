@@ -6,7 +6,8 @@ writes a folder such as `step-00000100` with all that the next steps depend on. 
 distributed checkpoint stores weights and the optimizer's state as safetensors, each under its
 parameter's name, whichever process holds it. So any number of processes, in any form of --parallel,
 can go on from it. The position in the data and the loss scale are JSON. Neither can hold code.
-Tensors are read into the memory that a captured step uses. A step draws no random numbers.
+Tensors are read into the memory that a captured step uses. Random numbers that a step draws follow
+from its number alone.
 
 A folder is written under a hidden name and renamed when it is whole: a process that is killed
 leaves the checkpoint before it. A CRC-32 of each file stands in position.json, so a run goes on
@@ -47,6 +48,7 @@ KEPT = 2  # newest checkpoints
 NAME = "step-" + 8 * "[0-9]"  # of a checkpoint's folder
 BUILDING = ".writing"
 POSITION = "position.json"
+MOMENTS = "format of moments"  # fp32 in older checkpoints, which do not name it
 
 
 def whole_model(prepared: Prepared) -> dict[str, Tensor]:
@@ -127,6 +129,7 @@ def inputs(options: RunOptions, precision: Precision, dataset: Dataset) -> dict[
         "seed": options.seed,
         "learning rate schedule": schedule.described(options),
         "products in FP8": options.switches.get("fp8", False),
+        MOMENTS: "bf16" if options.switches.get("bf16-moments") else "fp32",
         "data sha256": dataset.sha256,
         "precision": precision.name,
         "TF32": options.allow_tf32,
@@ -219,7 +222,7 @@ class Checkpoints:
 
     def _read_position(self, source: Path, num_steps: int) -> None:
         position = files.read(source / POSITION, Position)
-        before = position["inputs"]
+        before = {MOMENTS: "fp32"} | position["inputs"]
         differing = [
             f"{name} ({before.get(name)}, now {value})"
             for name, value in self.inputs.items()

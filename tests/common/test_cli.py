@@ -126,7 +126,7 @@ def test_one_switch_wins_over_all_of_them_over_the_defaults(monkeypatch, flags, 
     assert switches(*flags) == expected
 
 
-@pytest.mark.parametrize("name", ["fp8", "fa4", "fp32-residual-gradient"])
+@pytest.mark.parametrize("name", ["fp8", "fa4", "fp32-residual-gradient", "bf16-moments"])
 def test_all_fusion_leaves_alone_what_fuses_nothing(name):
     assert switches("--enable-all-fusion", defaults={"qkv-fusion": False, name: False}) == {
         "qkv-fusion": True,

@@ -162,7 +162,8 @@ def test_it_runs_the_kernels_in_the_interpreter(execute, known_ceilings, tmp_pat
             FP32_GRADIENT,
         )
         for dtype in (None, torch.bfloat16)
-    ],
+    ]
+    + [(4, {"bf16-moments": True}, torch.bfloat16)],
     ids=str,
 )
 def test_it_trains_as_version_1_on_the_gpu(number, switches, dtype):

@@ -350,6 +350,98 @@ def test_adamw_is_pytorchs(dtype):
     assert working is None or torch.equal(working, master.to(dtype))
 
 
+RATE = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
+either_adamw = pytest.mark.parametrize(
+    "adamw",
+    [kernels.REFERENCE.adamw, pytest.param(kernels.KERNELS.adamw, marks=runs_kernels)],
+    ids=["PyTorch", "kernel"],
+)
+
+
+def zeros_in_bf16(size: int) -> tuple[Tensor, Tensor]:
+    first, second = torch.zeros(2, size, dtype=torch.bfloat16, device=DEVICE)
+    return first, second
+
+
+def test_random_bits_are_philoxs():
+    """Its authors' known answer for a counter and a key of zeros; then one that needs 33 bits."""
+    step = torch.tensor(0.0, device=DEVICE)
+    known = [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert reference.random_bits(step, 0, 4).tolist() == known
+    assert reference.random_bits(step, 2**34, 4).tolist() != known
+
+
+@runs_kernels
+def test_adamw_rounds_moments_as_pytorchs_form():
+    """With the same bits. The sums differ in the last place, which decides for few elements."""
+    size = 2999
+    (weight,) = tensors(torch.float32, (size,))
+    results = []
+    for adamw in (kernels.REFERENCE.adamw, kernels.KERNELS.adamw):
+        master, moments = weight.clone(), zeros_in_bf16(size)
+        for step, gradient in enumerate(tensors(torch.float32, *[(size,)] * 4), 1):
+            steps = torch.tensor(float(step), device=DEVICE)
+            adamw(master, moments, gradient, None, steps, **RATE, start=64)
+        results.append((master, *moments))
+    masters, *moments = zip(*results, strict=True)
+    torch.testing.assert_close(*masters, rtol=1e-5, atol=1e-4)
+    assert all((ours != theirs).sum() < 10 for ours, theirs in moments)
+
+
+@either_adamw
+def test_the_mean_of_rounded_moments_is_the_moment(adamw):
+    """Within 4 standard errors, step after step; rounded to the nearest, neither would move."""
+    size, steps = 1 << 14, 8
+    weight, gradient = torch.zeros(2, size, device=DEVICE)
+    exp_avg, exp_avg_sq = zeros_in_bf16(size)
+    start = torch.tensor([-1.25, 1.5], dtype=torch.bfloat16)
+    exp_avg += start[0]
+    exp_avg_sq += start[1]
+    kept = RATE | {"betas": (0.999, 0.999)}
+    exact = start.double()
+    for step in range(1, steps + 1):
+        number = torch.tensor(float(step), device=DEVICE)
+        adamw(weight, (exp_avg, exp_avg_sq), gradient, None, number, **kept)
+        exact *= 0.999
+        assert torch.equal((start.double() * 0.999).bfloat16(), start)
+        for moment, value in zip((exp_avg, exp_avg_sq), exact, strict=True):
+            found = moment.double()
+            assert abs(found.mean() - value) < 4 * found.std() / size**0.5
+    # The bits of one moment say nothing of the other's, nor of a neighbour's.
+    pairs = torch.stack((exp_avg.float(), exp_avg_sq.float(), exp_avg_sq.float().roll(1)))
+    assert (pairs.corrcoef() - torch.eye(3, device=DEVICE)).abs().max() < 4 / size**0.5
+
+
+@either_adamw
+def test_moments_in_bf16_depend_on_place_and_step_alone(adamw):
+    """A buffer's shares draw the bits of their places in it."""
+    weight, gradient = tensors(torch.float32, (2048,), (2048,))
+    whole, shared, later = (zeros_in_bf16(2048) for _ in range(3))
+    one, two = torch.tensor([1.0, 2.0], device=DEVICE)
+    adamw(weight.clone(), whole, gradient, None, one, **RATE, start=128)
+    for share in (slice(0, 704), slice(704, 2048)):
+        parts = tuple(moment[share] for moment in shared)
+        place = 128 + share.start
+        adamw(weight[share].clone(), parts, gradient[share], None, one, **RATE, start=place)
+    adamw(weight.clone(), later, gradient, None, two, **RATE, start=128)
+    for moment, again, other in zip(whole, shared, later, strict=True):
+        assert torch.equal(moment, again) and not torch.equal(moment, other)
+
+
+@either_adamw
+def test_moments_in_bf16_keep_what_is_not_finite(adamw):
+    """The NaN is the one that NVIDIA's GPUs compute."""
+    nan = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
+    gradient = torch.tensor([torch.inf, -torch.inf, 0.0, 0.0], device=DEVICE).repeat(64)
+    gradient[2::4] = nan
+    exp_avg, exp_avg_sq = zeros_in_bf16(256)
+    step = torch.tensor(1.0, device=DEVICE)
+    adamw(torch.ones(256, device=DEVICE), (exp_avg, exp_avg_sq), gradient, None, step, **RATE)
+    assert torch.equal(exp_avg.isnan(), gradient.isnan())
+    assert torch.equal(exp_avg.nan_to_num(7, 8, 9), gradient.nan_to_num(7, 8, 9).bfloat16())
+    assert torch.equal(exp_avg_sq.nan_to_num(7, 8), gradient.square().nan_to_num(7, 8).bfloat16())
+
+
 @runs_kernels
 def test_what_kernels_read_may_have_any_strides():
     """Each second row of a tensor of twice the height gives the same bits as a copy of these rows."""

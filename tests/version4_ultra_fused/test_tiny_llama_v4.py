@@ -188,6 +188,11 @@ def test_float16_and_capture_where_there_is_no_gpu_are_refused(refused):
     assert "needs a GPU" in refused(SCRIPT, *QUICK, "--capture-step")
 
 
+def test_moments_in_bf16_without_the_memory_plan_are_refused(refused):
+    flags = ("--enable-bf16-moments", "--disable-memory-plan")
+    assert "--enable-bf16-moments needs the memory plan" in refused(SCRIPT, *QUICK, *flags)
+
+
 # ------------------------------------------------------------------------------------------------------ on the command line
 
 
@@ -198,6 +203,7 @@ def test_float16_and_capture_where_there_is_no_gpu_are_refused(refused):
         ("--no-capture-step", "--disable-all-fusion"),
         ("--time-phases",),
         ("--disable-memory-plan",),
+        ("--enable-bf16-moments", "--use-amp"),
     ],
 )
 def test_its_flags_run(execute, no_kernels, known_ceilings, flags):

@@ -84,7 +84,8 @@ def available(options: Options) -> dict[str, bool | str]:
     """The options' switches as they can be on its device, as Version 3's `available`.
 
     Raises:
-        UsageError: for recomputation, or for FP8 or FlashAttention-4 where it cannot run.
+        UsageError: for recomputation, for FP8 or FlashAttention-4 where it cannot run, or for
+            moments in bfloat16 without the memory plan.
     """
     if options.checkpoint_activations != "none":
         raise UsageError(
@@ -99,9 +100,11 @@ def available(options: Options) -> dict[str, bool | str]:
         from version4_ultra_fused.kernels.fp8.scales import refuse_fp8
 
         refuse_fp8(options)
+    if options.switches["bf16-moments"] and not options.switches["memory-plan"]:
+        raise UsageError("--enable-bf16-moments needs the memory plan, whose AdamW rounds them")
     switches = version3.available(options)
     # These need no kernels, so they stay as they are where there are none.
-    for name in ("memory-plan", "fp32-residual-gradient"):
+    for name in ("memory-plan", "fp32-residual-gradient", "bf16-moments"):
         switches[name] = options.switches[name]
     if not switches["memory-plan"]:
         switches |= {"side-stream": False, "early-update": False}

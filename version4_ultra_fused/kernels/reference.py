@@ -184,6 +184,32 @@ def add_embedding_gradient(dx: Tensor, ids: Tensor, order: Tensor, dweight: Tens
     dweight.index_add_(0, ids, dx[order].to(dweight.dtype))
 
 
+def random_bits(step: Tensor, start: int, size: int) -> Tensor:
+    """32 bits for each of `size` parameters from the number `start` on, as int64; `adamw.py` says
+    how they are made.
+    """
+    low = 0xFFFFFFFF
+    a = torch.arange(start // 4, start // 4 + -(-size // 4), device=step.device)
+    b = a >> 32
+    c = d = torch.zeros_like(a)
+    a = a & low
+    key, other_key = step.long(), 0
+    for _ in range(10):
+        first_product, second_product = 0xD2511F53 * a, 0xCD9E8D57 * c  # of 64 bits
+        a = (second_product >> 32 & low) ^ b ^ key
+        c = (first_product >> 32 & low) ^ d ^ other_key
+        b, d = second_product & low, first_product & low
+        key, other_key = (key + 0x9E3779B9) & low, (other_key + 0xBB67AE85) & low
+    return torch.stack((a, b, c, d), 1).flatten()[:size]
+
+
+def rounded(x: Tensor, random: Tensor) -> Tensor:
+    """x in bfloat16, rounded with 16 random bits for each element; NaN stays."""
+    bits = x.float().view(torch.int32) + random.view(x.shape).int()
+    result = (bits >> 16).to(torch.int16).view(torch.bfloat16)
+    return torch.where(x.isnan(), x.to(torch.bfloat16), result)
+
+
 def adamw(
     weight: Tensor,
     moments: tuple[Tensor, Tensor],
@@ -196,13 +222,18 @@ def adamw(
     eps: float,
     weight_decay: float,
     scale: float = 1.0,
+    start: int = 0,
 ) -> None:
-    (exp_avg, exp_avg_sq) = moments
+    (exp_avg, exp_avg_sq) = (moment.to(weight.dtype) for moment in moments)
     (beta1, beta2) = betas
     gradient = gradient.to(weight.dtype) * scale
     exp_avg.lerp_(gradient, 1 - beta1)
     exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     root = (exp_avg_sq / (1 - beta2**steps)).sqrt_().add_(eps)
     weight.mul_(1 - lr * weight_decay).sub_(exp_avg / (1 - beta1**steps) / root * lr)
+    if moments[0].dtype == torch.bfloat16:
+        bits = random_bits(steps, start, weight.numel())
+        moments[0].copy_(rounded(exp_avg, bits & 0xFFFF))
+        moments[1].copy_(rounded(exp_avg_sq, bits >> 16))
     if working is not None:
         working.copy_(weight)

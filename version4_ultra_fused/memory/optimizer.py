@@ -49,21 +49,31 @@ class Flat:
 
     Attributes:
         parts: the place of each group in the buffers. Every part can be divided into `shares` of
-        equal size.
+            equal size.
+        start: the number of the first element among those of all buffers.
     """
 
-    def __init__(self, groups: list[list[nn.Parameter]], shares: int) -> None:
+    def __init__(
+        self,
+        groups: list[list[nn.Parameter]],
+        shares: int,
+        *,
+        moments: torch.dtype | None = None,
+        start: int = 0,
+    ) -> None:
+        self.start = start
+        self.moments_dtype = moments  # None: that of the parameters
         self.parameters = [parameter for group in groups for parameter in group]
         self.offsets = []
         self.parts = []
         end = 0
         for group in groups:
-            start = end
+            begin = end
             for parameter in group:
                 self.offsets.append(end)
                 end = _rounded_up(end + parameter.numel(), ALIGNMENT)
-            end = start + _rounded_up(end - start, ALIGNMENT * shares)
-            self.parts.append(slice(start, end))
+            end = begin + _rounded_up(end - begin, ALIGNMENT * shares)
+            self.parts.append(slice(begin, end))
         self.master = torch.zeros(
             end, dtype=self.parameters[0].dtype, device=self.parameters[0].device
         )
@@ -78,7 +88,8 @@ class Flat:
         """Holds moments, of zeros, for one share of each part alone."""
         self.rank = rank
         self.shares = shares
-        self.exp_avg = self.master.new_zeros(self.master.numel() // shares)
+        size = self.master.numel() // shares
+        self.exp_avg = self.master.new_zeros(size, dtype=self.moments_dtype)
         self.exp_avg_sq = torch.zeros_like(self.exp_avg)
 
     def share(self, part: slice) -> slice:
@@ -140,7 +151,9 @@ class MasterAdamW(torch.optim.Optimizer):
         model: of tiny_llama_v4.py. Its parameters move into flat buffers. Loading a state dict
             renews the working weights.
         lr, betas, eps, weight_decay: as in torch.optim.AdamW.
-        fp8: whether the products of the blocks are in FP8; their scales are part of the state.
+
+    Switches of the model: with `fp8` the scales of its products are part of the state, and with
+    `bf16-moments` the moments are kept in bfloat16, rounded stochastically (`kernels/adamw.py`).
     """
 
     def __init__(
@@ -151,20 +164,22 @@ class MasterAdamW(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.01,
-        fp8: bool = False,
     ) -> None:
         defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, capturable=True)
         super().__init__(model.parameters(), defaults)
         shares = ranks.here().world_size
         self.model = model
-        self.matrices = Flat([_matrices(block) for block in model.layers], shares)
+        moments = torch.bfloat16 if model.switches["bf16-moments"] else None
+        matrices = [_matrices(block) for block in model.layers]
+        self.matrices = Flat(matrices, shares, moments=moments)
         inner = set(self.matrices.parameters)
-        self.others = Flat([[p for p in model.parameters() if p not in inner]], shares)
+        others = [p for p in model.parameters() if p not in inner]
+        self.others = Flat([others], shares, moments=moments, start=self.matrices.master.numel())
         self.blocks = dict(zip(model.layers, self.matrices.parts, strict=True))
         self.updated: set[nn.Module] = set()  # blocks, in the step under way
         # It is on the device, for a captured step.
         self.steps = torch.zeros((), dtype=torch.float32, device=self.others.master.device)
-        self.scales = Scales(self.matrices.parameters) if fp8 else None
+        self.scales = Scales(self.matrices.parameters) if model.switches["fp8"] else None
         self.form: str | None = None  # of --parallel
         self.world_size = 1
         self.stream: torch.cuda.Stream | None = None  # of the blocks' collectives
@@ -204,7 +219,7 @@ class MasterAdamW(torch.optim.Optimizer):
             return dict(self.state)
         states: dict[Tensor, dict[str, Tensor]] = {}
         for flat in (self.matrices, self.others):
-            whole = torch.empty_like(flat.master), torch.empty_like(flat.master)
+            whole = [flat.exp_avg.new_empty(flat.master.numel()) for _ in MOMENTS]
             for part in flat.parts:
                 for buffer, moment in zip(whole, flat.moments(part), strict=True):
                     all_gather(buffer[part], moment)
@@ -327,6 +342,7 @@ class MasterAdamW(torch.optim.Optimizer):
             eps=group["eps"],
             weight_decay=group["weight_decay"],
             scale=1 / self.world_size,
+            start=flat.start + share.start,
         )
         if self.form == "zero1":
             # The others' working weights are made of whole masters.

@@ -84,6 +84,7 @@ CASES = {
     "v2 float16": (V2, ["--use-amp", "--amp-dtype", "float16"]),
     "v4": (V4, ["--lr-schedule", "cosine", "--lr-decay-steps", "9"]),
     "v4 bfloat16": (V4, ["--use-amp"]),
+    "v4 moments in bfloat16": (V4, ["--enable-bf16-moments"]),
 }
 
 
@@ -217,6 +218,22 @@ def test_a_run_that_a_checkpoint_does_not_fit_is_refused(trained, refused):
         "is not a file of schema tiny-llama-checkpoint/2 (found: tiny-llama-checkpoint/1)"
         in refused(SCRIPT, *again)
     )
+
+
+def test_moments_of_another_format_are_refused(trained, refused, no_kernels, monkeypatch):
+    """They were float32 where a checkpoint does not name their format, as older ones do not."""
+    inputs = checkpoint.inputs
+
+    def older(*given: object) -> dict:
+        return {key: value for key, value in inputs(*given).items() if key != checkpoint.MOMENTS}
+
+    with monkeypatch.context() as before:
+        before.setattr(checkpoint, "inputs", older)
+        trained(3, "--checkpoint-dir", "saved", script=V4)
+    again = (*QUICK, *AGAIN, "--num-steps", 4)
+    said = refused(V4, *again, "--enable-bf16-moments")
+    assert "is of a run with another format of moments (fp32, now bf16); give the same" in said
+    assert len(trained(4, *AGAIN, script=V4)) == 1
 
 
 def test_a_checkpoint_that_is_cut_off_is_one_line(trained, execute, tmp_path):

@@ -36,6 +36,7 @@ def test_versions_are_found_as_they_come(tmp_path):
         and "v4-no-fp8" not in KNOWN
     )
     assert KNOWN["v4-fp32-residual-gradient"].flags == ("--enable-fp32-residual-gradient",)
+    assert KNOWN["v4-bf16-moments"].flags == ("--enable-bf16-moments",)
     assert KNOWN["v4-fp8"].flags == ("--enable-fp8",) and "v3-fp8" not in KNOWN
     assert (
         KNOWN["hf-captured"].load() is external_baselines.PEERS["hf"] and "v1-compile" not in KNOWN

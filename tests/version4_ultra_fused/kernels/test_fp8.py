@@ -92,7 +92,7 @@ def made(fp8: bool, dtype: torch.dtype = torch.bfloat16):
     model = tiny_llama_v4.TinyLlama(CONFIG, switches, REFERENCE if exact else None).to(DEVICE)
     if exact:
         model.double()
-    optimizer = MasterAdamW(model, lr=1e-3, fp8=fp8)
+    optimizer = MasterAdamW(model, lr=1e-3)
     precision = BF16 if dtype == torch.bfloat16 else Precision(DEVICE, None)
     return model, optimizer, tiny_llama_v4.make_step(model, optimizer, precision)
 

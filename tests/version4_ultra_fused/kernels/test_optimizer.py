@@ -1,6 +1,7 @@
 """MasterAdamW beside torch.optim.AdamW, in PyTorch's form of the update."""
 
 from common import ranks
+from common.precision import Precision
 from tests import models
 from version4_ultra_fused import tiny_llama_v4
 from version4_ultra_fused.memory.optimizer import MasterAdamW
@@ -46,6 +47,36 @@ def test_three_steps_are_pytorchs(early):
         torch.testing.assert_close(parameter, copy, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(ours.state[parameter]["exp_avg"], theirs.state[copy]["exp_avg"])
     assert ours.steps == 3
+
+
+def test_moments_in_bf16_train_nearly_alike_and_take_half_the_memory(no_kernels):
+    losses, sizes = [], []
+    for on in (False, True):
+        switches = tiny_llama_v4.SWITCHES | {"bf16-moments": on}
+        model = models.build(tiny_llama_v4, switches)
+        optimizer = MasterAdamW(model, lr=1e-2)
+        step = tiny_llama_v4.make_step(model, optimizer, Precision(torch.device("cpu"), None))
+        losses.append([step(models.batch()).item() for _ in range(20)])
+        flats = (optimizer.matrices, optimizer.others)
+        sizes.append(sum(flat.exp_avg.nbytes + flat.exp_avg_sq.nbytes for flat in flats))
+    assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], abs=0.05)
+    assert losses[1][-1] < losses[1][0] - 1 and sizes[0] == 2 * sizes[1]
+
+
+def test_every_parameter_draws_random_bits_of_its_own(monkeypatch, no_kernels):
+    """The numbers of parameters whose updates are one launch each, over all launches."""
+    model = models.build(tiny_llama_v4)
+    optimizer = MasterAdamW(model, lr=1e-2)
+    seen: list[int] = []
+
+    def adamw(weight, *given, start, **named):
+        seen.extend(range(start, start + weight.numel()))
+
+    optimizer.plan_memory(torch.float32)
+    model.operations = model.operations._replace(adamw=adamw)
+    optimizer.update_block(model.layers[1])
+    optimizer.step()
+    assert sorted(seen) == list(range(len(seen)))
 
 
 def shared_out(monkeypatch, processes: int) -> list:
