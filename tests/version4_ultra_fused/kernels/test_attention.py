@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from common.rope import rope_tables
 from tests.conftest import runs_kernels
-from tests.oracle import DEVICE
+from tests.oracle import DEVICE, as_accurate
 from tracepage.errors import UsageError
 
 import pytest
@@ -38,7 +38,9 @@ def attend(shape, dtype: torch.dtype, operations=KERNELS, fa4: bool = False) -> 
     batch, length, heads, kv_heads, head_dim = shape
     generator = torch.Generator().manual_seed(0)
     sizes = (batch * length, (heads + 2 * kv_heads) * head_dim), (batch * length, heads * head_dim)
-    qkv, dout = (torch.randn(*size, generator=generator).half().to(DEVICE, dtype) for size in sizes)
+    # Both roundings: exact in every dtype.
+    numbers = (torch.randn(*size, generator=generator).half().bfloat16() for size in sizes)
+    qkv, dout = (tensor.to(DEVICE, dtype) for tensor in numbers)
     wide = torch.float64 if dtype == torch.float64 else None
     cos, sin = (table.to(DEVICE, wide) for table in rope_tables(head_dim, length, 1e4))
     found = CausalAttention(
@@ -141,14 +143,33 @@ def test_flash_attention_4_against_float64(monkeypatch, exact):
         monkeypatch.setitem(
             sys.modules, "flash_attn.cute", SimpleNamespace(flash_attn_func=flash_attn_func)
         )
-    torch.use_deterministic_algorithms(exact)
     shape = 1, attention.FA4, 2, 1, 64
+    exactly = attend(shape, torch.float64)[1:3]
+    torch.use_deterministic_algorithms(exact)  # in which cuBLAS would refuse float64
     (found, _), *ours = attend(shape, torch.float16, fa4=True)
     assert found.form == "fa4"
-    for got, right in zip(ours[:2], attend(shape, torch.float64)[1:3], strict=True):
+    for got, right in zip(ours[:2], exactly, strict=True):
         assert (got.double() - right).abs().max() <= 2e-3 * right.abs().max()
     again = attend(shape, torch.float16, fa4=True)[1:3]
     assert not exact or all(torch.equal(a, b) for a, b in zip(ours, again, strict=False))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not attention.find_spec("flash_attn"), reason="needs flash-attn-4")
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(
+    "shape", [(1, 2048, 32, 4, 64), (2, 1500, 8, 4, 128), (1, 1024, 4, 4, 32)], ids=str
+)
+def test_the_package_of_flash_attention_4_is_as_accurate_as_pytorch(shape, exact):
+    """In bf16, of large's heads, of medium's at a length that no tile divides, and ungrouped."""
+    theirs = attend(shape, torch.bfloat16, REFERENCE)[1:3]
+    right = attend(shape, torch.float64)[1:3]
+    torch.use_deterministic_algorithms(exact)
+    (found, _), *ours = attend(shape, torch.bfloat16, fa4=True)
+    assert found.form == "fa4"
+    as_accurate(ours[:2], theirs, right, torch.finfo(torch.bfloat16).eps)
+    again = attend(shape, torch.bfloat16, fa4=True)[1:3]
+    assert not exact or all(torch.equal(a, b) for a, b in zip(ours[:2], again, strict=True))
 
 
 @pytest.mark.parametrize(
