@@ -33,10 +33,16 @@ from common.spans import span
 from common.training.preparation import Batch, Step
 from common.training.run import Run
 from tracepage.errors import UsageError
-from version4_ultra_fused import kernels
+from version4_ultra_fused import kernels, trials
 from version4_ultra_fused.functions import ends, norm_gradients
 from version4_ultra_fused.kernels import Operations
 from version4_ultra_fused.kernels.attention import CausalAttention
+
+if kernels.LOADED:
+    from version4_ultra_fused.kernels.matmul_swiglu_backward import (
+        product_swiglu_backward,
+        swiglu_in_epilogue,
+    )
 from version4_ultra_fused.memory.interleaved import QKV, GateUp
 from version4_ultra_fused.memory.memory_plan import MemoryPlan, Shared, saved
 from version4_ultra_fused.memory.optimizer import MasterAdamW
@@ -92,11 +98,13 @@ class AttentionFunction(Function):
         block, shared, qkv, output, y, norm, attended = saved(ctx)
         plan = shared.plan
         doutput = plan.matrix_gradient(output, dbranch, attended.out)
-        dpacked, dots = attended.gradient(dbranch @ shared.weight(output))
+        dout = dbranch @ shared.weight(output)
+        plan.schedule.issued()
+        dpacked, dots = attended.gradient(dout)
         dqkv = plan.matrix_gradient(qkv, dpacked, y)
         product = (dpacked, dots, shared.weight(qkv))
         dx, dprev, dnorm = norm_gradients.through_product(ctx, plan, product, dtotal, dbranch, norm)
-        plan.block_done(block)
+        plan.block_done(block.self_attn if "halves" in trials.ON else block)
         return dx, dprev, None, None, dnorm, dqkv, doutput
 
 
@@ -112,7 +120,7 @@ class FeedForwardFunction(Function):
         with span("mlp"):
             with span("gate_up"):  # [N, 2 F], [N, F]
                 gates, hidden = operations.gate_up_swiglu(y, shared.weight(gate_up))
-            ctx.saved = (shared, gate_up, down, y, norm, gates, hidden)
+            ctx.saved = (block, shared, gate_up, down, y, norm, gates, hidden)
             with span("down"):
                 return shared.residual(ctx, total), hidden @ shared.weight(down).T
 
@@ -120,15 +128,24 @@ class FeedForwardFunction(Function):
     @once_differentiable
     @span("mlp")
     def backward(ctx, dtotal: Tensor | None, dbranch: Tensor):  # type: ignore[override]
-        shared, gate_up, down, y, norm, gates, hidden = saved(ctx)
+        block, shared, gate_up, down, y, norm, gates, hidden = saved(ctx)
         plan = shared.plan
         ddown = plan.matrix_gradient(down, dbranch, hidden)
-        dhidden = dbranch @ shared.weight(down)
-        dgates, dots = plan.operations.swiglu_backward(dhidden, gates, norm.total)
-        del dhidden  # frees its memory for what follows
+        weight = shared.weight(down)
+        fused = "swiglu" in trials.ON and kernels.LOADED
+        if fused and swiglu_in_epilogue(dbranch, weight, gates):
+            dgates, dots = product_swiglu_backward(dbranch, weight, gates, norm.total)
+            plan.schedule.issued()
+        else:
+            dhidden = dbranch @ weight
+            plan.schedule.issued()
+            dgates, dots = plan.operations.swiglu_backward(dhidden, gates, norm.total)
+            del dhidden  # frees its memory for what follows
         dgate_up = plan.matrix_gradient(gate_up, dgates, y)
         product = (dgates, dots, shared.weight(gate_up))
         dx, dprev, dnorm = norm_gradients.through_product(ctx, plan, product, dtotal, dbranch, norm)
+        if "halves" in trials.ON:
+            plan.block_done(block.mlp)
         return dx, dprev, None, None, dnorm, dgate_up, ddown
 
 

@@ -7,6 +7,7 @@ the embedding's last.
 
 from common.precision import products_dtype
 from common.spans import span
+from version4_ultra_fused import trials
 from version4_ultra_fused.functions import norm_gradients
 from version4_ultra_fused.memory.memory_plan import MemoryPlan, saved
 
@@ -33,11 +34,15 @@ class EmbeddingFunction(torch.autograd.Function):
         def sort() -> None:
             ctx.sorted = ids.sort(stable=True)  # the ids and their order
 
-        if gradient and plan.buffers.gradient:
+        out = weight.index_select(0, ids)
+        if gradient and plan.buffers.gradient and "sort" in trials.ON:
+            plan.schedule.on_products(None, sort, ids)
+            plan.schedule.release()
+        elif gradient and plan.buffers.gradient:
             plan.schedule.at_the_loss(sort, ids)
         elif gradient:
             sort()
-        return weight.index_select(0, ids)
+        return out
 
     @staticmethod
     @once_differentiable
@@ -86,5 +91,6 @@ class LossFunction(torch.autograd.Function):
             dlogits = dlogits * dloss
         dhead = plan.matrix_gradient(head, dlogits, y)
         dy = dlogits @ plan.buffers.weight(head, dlogits.dtype)
+        plan.schedule.issued()
         dx, dprevious, dnorm = norm_gradients.of_norm(ctx, plan, dy, None, None, norm)
         return dx, dprevious, None, None, dnorm, dhead

@@ -28,6 +28,7 @@ def _gradients(
 ) -> Gradients:
     needs_x, needs_branch, *_ = ctx.needs_input_grad
     dx, dbranch, parts = results
+    plan.schedule.issued(last=True)
     dweight = plan.norm_gradient(norm.weight, parts)
     return dx if needs_x else None, dbranch if needs_branch else None, dweight
 

@@ -27,7 +27,8 @@ from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
 from version3_triton.kernels.memory import in_matrix
-from version4_ultra_fused.kernels import elementwise
+from version4_ultra_fused import trials
+from version4_ultra_fused.kernels import elementwise, tiles
 from version4_ultra_fused.kernels.reference import Rope
 from version4_ultra_fused.kernels.tiles import largest, multiprocessors, product_tile
 
@@ -37,6 +38,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 GROUP = 8  # rows of tiles that are worked through together
+NEXT = tl.constexpr("next" in trials.ON)
 WHOLE = tl.constexpr(128)  # most columns that a tile stores at once
 
 
@@ -123,7 +125,7 @@ def _matmul(
         "rope": out [M, N] is q, k and v.
         "swiglu": gate_up [M, N] is written, and out [M, N / 2] is silu(gate) up.
     """
-    begin(DEPENDENT)
+    begin(DEPENDENT, NEXT)
     for number in tl.range(
         tl.program_id(0), tl.cdiv(M, BM) * tl.cdiv(N, BN), PROGRAMS, flatten=True
     ):
@@ -182,7 +184,7 @@ def _launch(
         (out, [m, stored // 2 if epilogue == "swiglu" else n]),
         (gate_up, [m, stored]),
     )
-    programs = min(multiprocessors(), ceil_div(M, m) * ceil_div(N, n))
+    programs = min(tiles.PROGRAMS * multiprocessors(), ceil_div(M, m) * ceil_div(N, n))
     _matmul[programs,](
         *(TensorDescriptor.from_tensor(matrix, block) for matrix, block in described),
         M,

@@ -22,8 +22,10 @@ from common.spans import span
 from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
-from version3_triton.kernels.memory import read
-from version4_ultra_fused.kernels.matmul import GROUP, TensorDescriptor, corner, in_epilogue
+from version3_triton.kernels.memory import in_matrix, read
+from version4_ultra_fused import trials
+from version4_ultra_fused.kernels import tiles
+from version4_ultra_fused.kernels.matmul import GROUP, NEXT, TensorDescriptor, corner, in_epilogue
 from version4_ultra_fused.kernels.norm import add_norm_backward, branch_gradient
 from version4_ultra_fused.kernels.reference import Norm
 from version4_ultra_fused.kernels.tiles import multiprocessors, product_tile
@@ -32,6 +34,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+PREFETCH = tl.constexpr("prefetch" in trials.ON)
 
 
 @triton.jit
@@ -42,6 +46,10 @@ def _matmul_norm_backward(
     dtotal,  # descriptor of [M, N]
     out,  # descriptor of dx [M, N]
     branch,  # descriptor of dx [M, N] in another dtype; or out
+    total_ptr,  # [M, N]
+    dtotal_ptr,  # [M, N]
+    total_row,  # elements between rows
+    dtotal_row,  # elements between rows
     weight_ptr,  # [N]: w
     rstd_ptr,  # [M]: 1 / rms
     dots_ptr,  # [parts_of_dots, M]
@@ -61,28 +69,39 @@ def _matmul_norm_backward(
     """dout [M, K], matrix [K, N], total, dtotal and out [M, N]; dots [parts_of_dots, M], parts
     [tiles of M, N].
     """
-    begin(DEPENDENT)
+    begin(DEPENDENT, NEXT)
     for number in tl.range(
         tl.program_id(0), tl.cdiv(M, BM) * tl.cdiv(N, BN), PROGRAMS, flatten=True
     ):
         m, n = corner(number, M, N, GROUP, BM, BN)
+        row = m + tl.arange(0, BM)
+        column = n + tl.arange(0, BN)
+        if PREFETCH:
+            inside = in_matrix(row, M, column, N)
+            row64 = row[:, None].to(tl.int64)
+            x = tl.load(total_ptr + row64 * total_row + column[None, :], mask=inside, other=0.0)
+            dx0 = tl.load(dtotal_ptr + row64 * dtotal_row + column[None, :], mask=inside, other=0.0)
+            mean = tl.zeros((BM,), tl.float32)
+            for part in range(parts_of_dots):
+                mean += tl.load(dots_ptr + part * M + row, mask=row < M, other=0.0)
+            rstd = tl.load(rstd_ptr + row, mask=row < M, other=0.0)[:, None]
+            weight = read(weight_ptr + column, column < N)
         dy = tl.zeros((BM, BN), tl.float32)
         for k in range(0, K, BK):
             dy = tl.dot(dout.load([m, k]), matrix.load([k, n]), dy)
-        row = m + tl.arange(0, BM)
-        column = n + tl.arange(0, BN)
-        mean = tl.zeros((BM,), tl.float32)
-        for part in range(parts_of_dots):
-            mean += tl.load(dots_ptr + part * M + row, mask=row < M, other=0.0)
-        rstd = tl.load(rstd_ptr + row, mask=row < M, other=0.0)[:, None]
-        normalized = total.load([m, n]).to(tl.float32) * rstd
+        if not PREFETCH:
+            mean = tl.zeros((BM,), tl.float32)
+            for part in range(parts_of_dots):
+                mean += tl.load(dots_ptr + part * M + row, mask=row < M, other=0.0)
+            rstd = tl.load(rstd_ptr + row, mask=row < M, other=0.0)[:, None]
+            weight = read(weight_ptr + column, column < N)
+            x = total.load([m, n])
+            dx0 = dtotal.load([m, n])
+        normalized = x.to(tl.float32) * rstd
         tl.store(
             parts_ptr + (m // BM) * N + column, tl.sum(dy * normalized, axis=0), mask=column < N
         )
-        weight = read(weight_ptr + column, column < N)
-        dx = (dy * weight[None, :] - normalized * (mean / N)[:, None]) * rstd + dtotal.load(
-            [m, n]
-        ).to(tl.float32)
+        dx = (dy * weight[None, :] - normalized * (mean / N)[:, None]) * rstd + dx0.to(tl.float32)
         out.store([m, n], dx.to(out.dtype))
         if COPY:
             branch.store([m, n], dx.to(branch.dtype))
@@ -122,9 +141,13 @@ def product_norm_backward(
     parts = dots.new_empty(ceil_div(rows, m), size)
     results = (total, dtotal, dx, dbranch)
     described = (dout, [m, k]), (matrix, [k, n]), *((x, [m, n]) for x in results)
-    programs = min(multiprocessors(), ceil_div(rows, m) * ceil_div(size, n))
+    programs = min(tiles.PROGRAMS * multiprocessors(), ceil_div(rows, m) * ceil_div(size, n))
     _matmul_norm_backward[programs,](
         *(TensorDescriptor.from_tensor(matrix, block) for matrix, block in described),
+        total,
+        dtotal,
+        total.stride(0),
+        dtotal.stride(0),
         norm.weight,
         norm.rstd,
         dots,

@@ -13,7 +13,6 @@ from version3_triton.kernels.launch_sizes import (
     LaunchConfig,
     ceil_div,
     family,
-    tile,
     tile_of,
 )
 from version3_triton.kernels.rms_norm import (
@@ -21,6 +20,7 @@ from version3_triton.kernels.rms_norm import (
     _rms_norm_dweight,
     _rms_norm_forward,
 )
+from version4_ultra_fused import trials
 from version4_ultra_fused.kernels.reference import Norm
 
 import torch
@@ -57,7 +57,10 @@ def add_norm(
     y = torch.empty_like(x, dtype=dtype)
     rstd = x.new_empty(rows, dtype=torch.float32)
     rounded = total if x.dtype == dtype else torch.empty_like(y)
-    blocks = tile("norm_forward", size, x.device)
+    sizes = LAUNCH[family()]["norm_forward"]
+    if "norm" in trials.ON:
+        sizes = LaunchConfig(*trials.numbers("NORM", 1024, 16))
+    blocks = tile_of(sizes, "norm_forward", size, x.device)
     _rms_norm_forward[ceil_div(rows, blocks.rows),](
         x,
         branch,

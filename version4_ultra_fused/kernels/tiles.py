@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from version3_triton.kernels import launch_sizes
 from version3_triton.kernels.launch_sizes import ceil_div
+from version4_ultra_fused import trials
 
 import torch
 
@@ -48,13 +49,20 @@ TILES: dict[str, tuple[ProductTile, ...]] = {
         ProductTile(64, 128, 64, 4, 4),
         ProductTile(64, 64, 64, 4, 4),
     ),
+    "swiglu_backward": (ProductTile(64, 128, 128, 8, 3), ProductTile(64, 64, 128, 4, 3)),
     "norm": (ProductTile(64, 64, 128, 4, 4), ProductTile(64, 32, 256, 4, 3)),
 }
 INTERPRETED = (ProductTile(32, 32, 32, 4, 1),)
 # On "sm_90" the most elements of a product that is computed with its epilogue, for "norm" its most
 # multiplications. For larger ones a library's product and a kernel take less time (LOG.md has the
 # table).
-LARGEST = {"rope": 1 << 22, "swiglu": 1 << 40, "norm": 1 << 29}
+LARGEST = {
+    "swiglu_backward": 1 << 22,
+    "rope": 1 << 22,
+    "swiglu": 1 << 40,
+    "norm": 1 << trials.numbers("LARGEST_NORM", 29)[0],
+}
+PROGRAMS = trials.numbers("PROGRAMS", 1)[0]  # on a multiprocessor
 
 
 @functools.cache
@@ -80,6 +88,8 @@ def product_tile(epilogue: str, rows: int, columns: int) -> ProductTile:
         epilogue: of `matmul.py`, or "norm".
         rows, columns: of the product.
     """
+    if said := trials.numbers(f"TILE_{epilogue.upper()}"):
+        return ProductTile(*said)
     for tile in TILES[epilogue] if launch_sizes.family() == "sm_90" else INTERPRETED:
         if ceil_div(rows, tile.m) * ceil_div(columns, tile.n) >= 2 / 3 * multiprocessors():
             break

@@ -187,9 +187,14 @@ class MemoryPlan:
         """
         beside = self.schedule.beside
         if beside and self.update_block:
-            beside.updates.wait(beside.products)
-            with span("optimizer"):
-                beside.updates.run(functools.partial(self.update_block, block))
+            update = self.update_block
+
+            def work() -> None:
+                beside.updates.wait(beside.products)
+                with span("optimizer"):
+                    update(block)
+
+            self.schedule.on_updates(work)
 
 
 class Shared(NamedTuple):

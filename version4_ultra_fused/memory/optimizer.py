@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from common import ranks
+from version4_ultra_fused import trials
 from version4_ultra_fused.kernels.fp8.scales import Scales
 from version4_ultra_fused.memory.memory_plan import Buffers, MemoryPlan
 
@@ -157,10 +158,13 @@ class MasterAdamW(torch.optim.Optimizer):
         super().__init__(model.parameters(), defaults)
         shares = ranks.here().world_size
         self.model = model
-        self.matrices = Flat([_matrices(block) for block in model.layers], shares)
+        blocks = list(model.layers)
+        if "halves" in trials.ON:
+            blocks = [half for block in blocks for half in (block.self_attn, block.mlp)]
+        self.matrices = Flat([_matrices(block) for block in blocks], shares)
         inner = set(self.matrices.parameters)
         self.others = Flat([[p for p in model.parameters() if p not in inner]], shares)
-        self.blocks = dict(zip(model.layers, self.matrices.parts, strict=True))
+        self.blocks = dict(zip(blocks, self.matrices.parts, strict=True))
         self.updated: set[nn.Module] = set()  # blocks, in the step under way
         # It is on the device, for a captured step.
         self.steps = torch.zeros((), dtype=torch.float32, device=self.others.master.device)

@@ -10,11 +10,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from version4_ultra_fused import trials
+
 import torch
 from torch import Tensor
 
 # Pieces of work in flight: the main stream waits for an older one, and its tensors are given back.
-DEPTH = 8
+DEPTH = trials.numbers("DEPTH", 8)[0]
 Work = Callable[[], object]
 
 
@@ -23,12 +25,17 @@ class SideStream:
         self.stream = torch.cuda.Stream()
         self.in_flight: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
 
-    def run(self, work: Work, *tensors: Tensor) -> torch.cuda.Event:
-        """Runs `work`, which reads `tensors`, after all that the current stream has been given so
-        far; the event is its end.
+    def run(
+        self, work: Work, *tensors: Tensor, after: torch.cuda.Event | None = None
+    ) -> torch.cuda.Event:
+        """Runs `work`, which reads `tensors`, after the event, or after all that the current stream
+        has been given so far; the event is its end.
         """
         current = torch.cuda.current_stream()
-        self.stream.wait_stream(current)
+        if after:
+            self.stream.wait_event(after)
+        else:
+            self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
             work()
         done = self.stream.record_event()
@@ -68,16 +75,21 @@ class Schedule:
         self.beside: SideStreams | None = None
         self.waiting: list[tuple[Work, tuple[Tensor, ...]]] = []
         self.written: dict[Tensor, torch.cuda.Event] = {}
+        # (stream, parameter, event, work, tensors): to be issued after a later kernel of the main
+        # stream, which is then the first that its event releases.
+        self.held: list = []
 
     def begin(self, beside: bool) -> None:
         """Begins a step, with side streams or without."""
         if beside:
             self.streams = self.streams or SideStreams(SideStream(), SideStream())
         self.beside = self.streams if beside else None
+        self.held.clear()
         self.waiting.clear()  # A step before may have ended in an error.
 
     def join(self) -> None:
         """Makes the current stream wait for the side streams."""
+        self.release()
         for stream in self.beside or ():
             stream.join()
 
@@ -90,18 +102,43 @@ class Schedule:
         if not self.beside:
             work()
             return
-        done = self.beside.products.run(work, *tensors)
-        if parameter is not None:
-            self.written[parameter] = done
+        self._hold(self.beside.products, parameter, work, tensors)
 
     def on_updates(self, work: Work, *tensors: Tensor) -> None:
         if self.beside:
-            self.beside.updates.run(work, *tensors)
+            self._hold(self.beside.updates, None, work, tensors)
         else:
             work()
 
+    def _hold(self, stream, parameter: Tensor | None, work: Work, tensors) -> None:
+        event = torch.cuda.current_stream().record_event() if self.HOLDS else None
+        self.held.append((stream, parameter, event, work, tensors))
+        if not self.HOLDS:
+            self.release()
+
+    HOLDS = bool({"order", "late"} & trials.ON)
+
+    def issued(self, last: bool = False) -> None:
+        """To be called when the main stream has been given a kernel after work was held; `last`:
+        the last one before a norm's gradient.
+        """
+        if last or "late" not in trials.ON:
+            self.release()
+
+    def release(self) -> None:
+        """Issues what is held."""
+        held, self.held = self.held, []
+        for stream, parameter, event, work, tensors in held:
+            if "late" in trials.ON:
+                event = held[-1][2]
+            done = stream.run(work, *tensors, after=event)
+            if parameter is not None:
+                self.written[parameter] = done
+
     def wait_for(self, parameter: Tensor) -> None:
         """Makes the current stream wait until the gradient of `parameter` is written."""
+        if parameter not in self.written:
+            self.release()
         if parameter in self.written:
             torch.cuda.current_stream().wait_event(self.written[parameter])
 
