@@ -9,8 +9,8 @@ e5m2, which has a wider range. Their scales are those of `kernels/fp8/scales.py`
 from common.spans import span
 from version4_ultra_fused.functions import norm_gradients
 from version4_ultra_fused.kernels.attention import CausalAttention
-from version4_ultra_fused.kernels.fp8.scales import GRADIENT, WEIGHT, X
-from version4_ultra_fused.kernels.reference import Slot
+from version4_ultra_fused.kernels.fp8.scales import GRADIENT, WEIGHT, X, trial
+from version4_ultra_fused.kernels.reference import Norm, Slot
 from version4_ultra_fused.memory.memory_plan import MemoryPlan, saved
 
 import torch
@@ -32,8 +32,19 @@ class Product:
             plan.scales.slot(parameter, which) for which in (X, WEIGHT, GRADIENT)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def norm(
+        self, x: Tensor, branch: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor], Norm]:
+        """`add_norm` for `forward`."""
+        if trial("NORM"):
+            arguments = (x, branch, weight, eps, self.x, torch.bfloat16)
+            return self.operations.add_norm_quantized(*arguments)
+        return self.operations.add_norm(x, branch, weight, eps, torch.bfloat16)
+
+    def forward(self, x: Tensor | tuple[Tensor, Tensor]) -> Tensor:
         """x [N, I] -> x W^T [N, O]."""
+        if isinstance(x, tuple):
+            return self.forward_stored(*x)
         return self.forward_stored(*self.operations.quantize(x, self.x))
 
     def forward_stored(self, rows: Tensor, columns: Tensor) -> Tensor:
@@ -75,7 +86,7 @@ class Product:
             b.T,
             scale_a=a_slot.scale,
             scale_b=b_slot.scale,
-            out_dtype=torch.bfloat16,
+            out_dtype=torch.bfloat16 if out is None else out.dtype,
             use_fast_accum=fast,
             out=out,
         )
@@ -90,10 +101,10 @@ class FP8AttentionFunction(torch.autograd.Function):
         plan = shared.plan
         operations = plan.operations
         attn = block.self_attn
+        into = Product(plan, qkv)
         with span("norm"):
-            x, y, norm = operations.add_norm(x, branch, norm_weight, shared.eps, torch.bfloat16)
+            x, y, norm = into.norm(x, branch, norm_weight, shared.eps)
         with span("attention"):
-            into = Product(plan, qkv)
             out_of = Product(plan, output)
             with span("qkv_projection"):
                 packed = operations.rotate(into.forward(y), shared.rope, attn.rotated)
@@ -109,7 +120,11 @@ class FP8AttentionFunction(torch.autograd.Function):
     @span("attention")
     def backward(ctx, dtotal: Tensor | None, dbranch: Tensor):  # type: ignore[override]
         norm, attended, into, out_of = saved(ctx)
-        dy = into.backward(attended.gradient(out_of.backward(dbranch))[0])
+        dattended = out_of.backward(dbranch)
+        if trial("ROTATE"):
+            dy = into.backward_stored(*attended.gradient_quantized(dattended, into.gradient))
+        else:
+            dy = into.backward(attended.gradient(dattended)[0])
         dx, dprevious, dnorm = norm_gradients.of_norm(ctx, ctx.plan, dy, dtotal, dbranch, norm)
         ctx.plan.block_done(ctx.block)
         return dx, dprevious, None, None, dnorm, None, None
@@ -123,10 +138,10 @@ class FP8FeedForwardFunction(torch.autograd.Function):
         norm_weight, gate_up, down = weights
         plan = shared.plan
         operations = plan.operations
+        into = Product(plan, gate_up)
         with span("norm"):
-            x, y, norm = operations.add_norm(x, branch, norm_weight, shared.eps, torch.bfloat16)
+            x, y, norm = into.norm(x, branch, norm_weight, shared.eps)
         with span("mlp"):
-            into = Product(plan, gate_up)
             out_of = Product(plan, down)
             with span("gate_up"):
                 gates = into.forward(y)  # [N, 2 F]

@@ -36,6 +36,9 @@ class Operations(NamedTuple):
     quantize: Callable  # This and the following are for FP8.
     swiglu_quantized: Callable
     swiglu_backward_quantized: Callable
+    add_norm_quantized: Callable  # This and the following are trials.
+    rotate_back_quantized: Callable
+    cross_entropy_quantized: Callable
 
 
 REFERENCE = Operations._make(getattr(reference, name) for name in Operations._fields)
@@ -51,6 +54,7 @@ if LOADED:
         norm,
     )
     from version4_ultra_fused.kernels.fp8 import casts
+    from version4_ultra_fused.kernels.fp8 import trial as trials
 
     KERNELS = Operations(
         add_norm=norm.add_norm,
@@ -68,6 +72,9 @@ if LOADED:
         quantize=casts.quantize,
         swiglu_quantized=casts.swiglu_quantized,
         swiglu_backward_quantized=casts.swiglu_backward_quantized,
+        add_norm_quantized=trials.add_norm_quantized,
+        rotate_back_quantized=trials.rotate_back_quantized,
+        cross_entropy_quantized=trials.cross_entropy_quantized,
     )
 
 

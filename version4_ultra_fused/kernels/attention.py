@@ -29,7 +29,7 @@ from common.spans import span
 from tracepage.errors import UsageError
 from version3_triton.kernels import INTERPRETED, LOADED, reference
 from version4_ultra_fused.kernels import REFERENCE, Operations
-from version4_ultra_fused.kernels.reference import Rope
+from version4_ultra_fused.kernels.reference import Rope, Slot
 
 import torch
 from torch import Tensor
@@ -125,7 +125,7 @@ class CausalAttention:
         split = qkv.view(self.batch, rope.length, sum(heads), rope.head_dim).split(heads, dim=2)
         q, k, v = (x.transpose(1, 2) for x in split)
         self.form = "library" if operations is REFERENCE else form(q, switches)
-        self.rotate_back = operations.rotate_back
+        self.operations = operations
         if self.form == "short":
             out, self.lse = flash_attention.attend(q, k, v, **dependent())
             self.out = out.transpose(1, 2).flatten(2).flatten(0, 1)
@@ -149,7 +149,16 @@ class CausalAttention:
             return short_attention.attend_backward(
                 dout, self.qkv, (self.out, self.lse), self.rope, self.heads
             )
+        return self.operations.rotate_back(*self._by_head(dout), self.rope), None
+
+    @span("attention_core")
+    def gradient_quantized(self, dout: Tensor, slot: Slot) -> tuple[Tensor, Tensor]:
+        """The same gradient as `quantize` stores it."""
+        if self.form == "short":
+            return self.operations.quantize(self.gradient(dout)[0], slot)
+        return self.operations.rotate_back_quantized(*self._by_head(dout), self.rope, slot)
+
+    def _by_head(self, dout: Tensor) -> tuple[Tensor, ...]:
         by_head = (self.batch, self.rope.length, self.heads[0], self.rope.head_dim)
         dout = dout.view(by_head).transpose(1, 2)
-        gradients = torch.autograd.grad(self.graph, self.inputs, dout)
-        return self.rotate_back(*gradients, self.rope), None
+        return torch.autograd.grad(self.graph, self.inputs, dout)

@@ -13,6 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# Of a gradient of logits for the sum of losses in e5m2: below 57,344, its largest number.
+LOGITS_SCALE = 2.0**-15
+
 
 class Slot(NamedTuple):
     """Where one tensor's scale stands, and where its largest magnitude goes; both one float32
@@ -168,6 +171,29 @@ def swiglu_backward_quantized(
     dhidden: Tensor, gate_up: Tensor, slot: Slot
 ) -> tuple[Tensor, Tensor]:
     return quantize(swiglu_backward(dhidden.float(), gate_up.float())[0], slot)
+
+
+def add_norm_quantized(
+    x: Tensor, branch: Tensor | None, weight: Tensor, eps: float, slot: Slot, dtype: torch.dtype
+) -> tuple[Tensor, tuple[Tensor, Tensor], Norm]:
+    total, y, norm = add_norm(x, branch, weight, eps, torch.float32)
+    return total, quantize(y, slot), norm._replace(total=norm.total.to(dtype))
+
+
+def rotate_back_quantized(
+    dq: Tensor, dk: Tensor, dv: Tensor, rope: Rope, slot: Slot
+) -> tuple[Tensor, Tensor]:
+    return quantize(rotate_back(dq.float(), dk.float(), dv.float(), rope), slot)
+
+
+def cross_entropy_quantized(
+    logits: Tensor, targets: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    wide = logits.float()
+    loss = cross_entropy(wide, targets, True)
+    count = (targets >= 0).sum().clamp(min=1)
+    rows = (wide * count / LOGITS_SCALE).to(dtype)
+    return loss, rows, rows.T.contiguous(), LOGITS_SCALE / count
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:

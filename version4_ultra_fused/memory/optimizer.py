@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from common import ranks
-from version4_ultra_fused.kernels.fp8.scales import Scales
+from version4_ultra_fused.kernels.fp8.scales import Scales, trial
 from version4_ultra_fused.memory.memory_plan import Buffers, MemoryPlan
 
 import torch
@@ -164,7 +164,8 @@ class MasterAdamW(torch.optim.Optimizer):
         self.updated: set[nn.Module] = set()  # blocks, in the step under way
         # It is on the device, for a captured step.
         self.steps = torch.zeros((), dtype=torch.float32, device=self.others.master.device)
-        self.scales = Scales(self.matrices.parameters) if fp8 else None
+        products = [*self.matrices.parameters, *([model.lm_head.weight] if trial("HEAD") else [])]
+        self.scales = Scales(products) if fp8 else None
         self.form: str | None = None  # of --parallel
         self.world_size = 1
         self.stream: torch.cuda.Stream | None = None  # of the blocks' collectives

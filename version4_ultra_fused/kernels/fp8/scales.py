@@ -10,6 +10,7 @@ A magnitude that is not finite, or 0, says nothing of the steps to come, so the 
 before stands in its place. A step in which a tensor outgrows its scale is counted on the device.
 """
 
+import os
 from collections.abc import Sequence
 
 from common import device as devices
@@ -33,6 +34,11 @@ MARGIN = (1.0, 1.0, 8.0)
 X = 0
 WEIGHT = 1
 GRADIENT = 2
+
+
+def trial(name: str) -> int:
+    """Which form of a trial runs, by the environment; 0: none."""
+    return int(os.environ.get(f"TRIAL_{name}", "0"))
 
 
 def formats() -> tuple[torch.dtype, torch.dtype]:
