@@ -39,6 +39,7 @@ class Operations(NamedTuple):
     add_norm_quantized: Callable  # This and the following are trials.
     rotate_back_quantized: Callable
     cross_entropy_quantized: Callable
+    adamw_quantized: Callable
 
 
 REFERENCE = Operations._make(getattr(reference, name) for name in Operations._fields)
@@ -75,6 +76,7 @@ if LOADED:
         add_norm_quantized=trials.add_norm_quantized,
         rotate_back_quantized=trials.rotate_back_quantized,
         cross_entropy_quantized=trials.cross_entropy_quantized,
+        adamw_quantized=trials.adamw_quantized,
     )
 
 

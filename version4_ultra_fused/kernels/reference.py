@@ -27,6 +27,14 @@ class Slot(NamedTuple):
     dtype: torch.dtype
 
 
+class Stored(NamedTuple):
+    """A weight in FP8: by rows, transposed, and its scale."""
+
+    rows: Tensor
+    columns: Tensor
+    scale: Tensor
+
+
 class Norm(NamedTuple):
     """What the backward pass of a norm needs: its weight [D], x + branch [N, D] in the products'
     dtype, and 1 / rms [N].
@@ -232,3 +240,31 @@ def adamw(
     weight.mul_(1 - lr * weight_decay).sub_(exp_avg / (1 - beta1**steps) / root * lr)
     if working is not None:
         working.copy_(weight)
+
+
+def adamw_quantized(
+    weight: Tensor,
+    moments: tuple[Tensor, Tensor],
+    gradient: Tensor,
+    slot: Slot,
+    stored: Stored,
+    steps: Tensor,
+    *,
+    lr: float | Tensor,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+) -> None:
+    adamw(
+        weight,
+        moments,
+        gradient,
+        None,
+        steps,
+        lr=lr,
+        betas=betas,
+        eps=eps,
+        weight_decay=weight_decay,
+    )
+    for held, value in zip(stored, (*quantize(weight, slot), slot.scale), strict=True):
+        held.copy_(value)

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from common import ranks
-from version4_ultra_fused.kernels.fp8.scales import Scales, trial
+from version4_ultra_fused.kernels.fp8.scales import WEIGHT, Scales, trial
 from version4_ultra_fused.memory.memory_plan import Buffers, MemoryPlan
 
 import torch
@@ -250,12 +250,20 @@ class MasterAdamW(torch.optim.Optimizer):
         for flat in (self.matrices, self.others):
             for parameter, views in flat.views(flat.read, flat.gradient):
                 working[parameter], gradient[parameter] = views
+        if trial("WEIGHTS"):
+            self._store()
         update = self.update_block if early else None
         buffers = Buffers(working, gradient)
         communicates = self.form is not None
         self.model.plan = MemoryPlan(
             self.model.operations, buffers, update, communicates, self.scales
         )
+
+    def _store(self) -> None:
+        """Writes the blocks' weights in FP8 anew."""
+        if self.scales:
+            for parameter in self.matrices.parameters:
+                self.scales.store(parameter, self.model.operations.quantize)
 
     def load_state_dict(self, state_dict: dict) -> None:
         """As in PyTorch, but copies the state to where it is: kernels, and a captured step, read
@@ -272,6 +280,8 @@ class MasterAdamW(torch.optim.Optimizer):
         """Writes the working weights anew, after others were loaded."""
         for flat in (self.matrices, self.others):
             flat.renew()
+        if trial("WEIGHTS"):
+            self._store()
 
     def update_block(self, block: nn.Module) -> None:
         """Updates the matrices of a block of the model; the following `step` leaves them out."""
@@ -309,7 +319,23 @@ class MasterAdamW(torch.optim.Optimizer):
         if self.stream:
             torch.cuda.current_stream().wait_stream(self.stream)
 
+    def _update_stored(self) -> None:
+        """Updates all blocks, and writes their weights in FP8."""
+        assert self.scales and not self.form and not self.updated
+        (group,) = self.param_groups
+        rule = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
+        flat = self.matrices
+        for parameter, [master, gradient] in flat.views(flat.master, flat.gradient):
+            moments = tuple(self.state[parameter][name] for name in MOMENTS)
+            slot = self.scales.slot(parameter, WEIGHT)
+            stored = self.scales.stored[parameter]
+            self.model.operations.adamw_quantized(
+                master, moments, gradient, slot, stored, self.steps, **rule
+            )
+
     def _update(self, flat: Flat, part: slice) -> None:
+        if trial("WEIGHTS") and self.scales and flat is self.matrices:
+            return self._update_stored()
         share = flat.share(part)
         if self.form == "ddp":
             dist.all_reduce(flat.gradient[part])

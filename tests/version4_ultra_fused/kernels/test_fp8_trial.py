@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton", reason="needs Triton")
 from tests.version4_ultra_fused.kernels.test_fp8 import FORMATS, gradients, numbers, slot
 from version4_ultra_fused.kernels import KERNELS, REFERENCE
-from version4_ultra_fused.kernels.reference import LOGITS_SCALE, Rope, Slot
+from version4_ultra_fused.kernels.reference import LOGITS_SCALE, Rope, Slot, Stored
 
 TRIALS = [
     {"HEAD": "1"},
@@ -18,7 +18,8 @@ TRIALS = [
     {"NORM": "1"},
     {"NORM": "2"},
     {"ROTATE": "1"},
-    {"HEAD": "2", "NORM": "1", "ROTATE": "1"},
+    {"WEIGHTS": "1"},
+    {"HEAD": "2", "NORM": "1", "ROTATE": "1", "WEIGHTS": "1"},
 ]
 
 
@@ -88,6 +89,25 @@ def test_the_gradient_of_logits(tokens, vocabulary, dtype):
     check_stored(stored, expected[1], dtype)
     torch.testing.assert_close(scale, expected[3])
     assert scale.item() == pytest.approx(LOGITS_SCALE / (tokens - 1))
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize("shape", [(48, 160), (33, 20)])
+def test_an_update(shape, dtype):
+    rule = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
+    results = []
+    for operations, place in zip((KERNELS, REFERENCE), slots(dtype, 1e-2), strict=True):
+        weight, gradient = numbers(2, *shape).float()
+        moments = torch.full_like(weight, 0.1), torch.full_like(weight, 0.2)
+        empty = Stored(*operations.quantize(weight, place), torch.zeros_like(place.scale))
+        steps = torch.tensor(3.0, device=DEVICE)
+        operations.adamw_quantized(weight, moments, gradient, place, empty, steps, **rule)
+        results.append((weight, *moments, empty, place.largest))
+    ours, right = results
+    torch.testing.assert_close(ours[:3], right[:3])
+    check_stored(ours[3][:2], right[3].rows, dtype)
+    torch.testing.assert_close((ours[3].scale, ours[4]), (right[3].scale, right[4]))
 
 
 @pytest.mark.usefixtures("no_kernels")

@@ -11,12 +11,12 @@ before stands in its place. A step in which a tensor outgrows its scale is count
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from common import device as devices
 from common.options import Options
 from tracepage.errors import UsageError
-from version4_ultra_fused.kernels.reference import Slot
+from version4_ultra_fused.kernels.reference import Slot, Stored
 
 import torch
 import torch.distributed as dist
@@ -103,7 +103,19 @@ class Scales:
         self.most = torch.tensor([torch.finfo(dtype).max for dtype in self.dtypes], device=device)
         self.margin = torch.tensor(MARGIN, device=device)
         self.unit = torch.ones(3, device=device)  # of a magnitude in `largest`
+        self.stored: dict[Tensor, Stored] = {}
         self.begin(1)
+
+    def store(self, parameter: Tensor, quantize: Callable) -> None:
+        """Writes a weight in FP8 anew."""
+        slot = self.slot(parameter, WEIGHT)
+        scale = torch.zeros(4, device=self.scale.device)[0]
+        rows, columns = quantize(parameter.detach(), slot)
+        values = Stored(rows, columns, scale.copy_(slot.scale))
+        if parameter not in self.stored:
+            self.stored[parameter] = values
+        for held, value in zip(self.stored[parameter], values, strict=True):
+            held.copy_(value)
 
     def slot(self, weight: Tensor, which: int) -> Slot:
         number = self.place[weight]
@@ -112,10 +124,14 @@ class Scales:
     def begin(self, tokens: int) -> None:
         """To be called before the forward pass on so many tokens: sets the scales."""
         self.unit[GRADIENT].fill_(1 / tokens)
+        self._set()
+        # AdamW has found the weights' in the step before.
+        (self.seen[:, ::2] if trial("WEIGHTS") else self.seen).zero_()
+
+    def _set(self) -> None:
         known = self.largest.amax(2)
         expected = torch.where(known > 0, known, self.assumed) * self.margin
         torch.mul(expected, self.unit / self.most, out=self.scale)
-        self.seen.zero_()
 
     def end(self) -> None:
         """To be called after the backward pass: keeps what was found, over all processes."""
@@ -126,3 +142,6 @@ class Scales:
         usable = (self.seen > 0) & (self.seen < torch.inf)
         newest = torch.where(usable, self.seen / self.unit, self.largest[..., 0])
         self.largest.copy_(torch.cat([newest[..., None], self.largest[..., :-1]], 2))
+        if trial("WEIGHTS"):  # AdamW writes the weights of the next step with the next scale.
+            self._set()
+            self.seen.zero_()

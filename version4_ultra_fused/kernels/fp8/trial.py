@@ -3,15 +3,19 @@
     TRIAL_NORM=1      the norm of whole rows, by rows and transposed from one tile
     TRIAL_NORM=2      the norm by rows in FP8, and a kernel that transposes bytes
     TRIAL_ROTATE=1    the gradient of q, k and v before RoPE
+    TRIAL_WEIGHTS=1   AdamW writes the blocks' weights, tile by tile, in place of bf16 copies
     TRIAL_HEAD=2      the gradient of logits, whose scale needs no maximum: |softmax - onehot| <= 1
 
 Bytes moved for each number, where today's kernel and `quantize` move 4 more (at the head 2 more):
 
     norm, 1           14       reads x (4) and branch (2), writes their sum (4 + 2) and y (1 + 1)
     norm, 2           13 + 2
+    weights           28       reads g (2), w, m, v (12), writes w, m, v (12) and w (1 + 1)
     rotate             4       reads 2, writes 1 + 1
     head               6       reads logits twice (2 + 2), writes 1 + 1
 """
+
+import math
 
 from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
@@ -25,7 +29,7 @@ from version4_ultra_fused.kernels.cross_entropy import (
 )
 from version4_ultra_fused.kernels.fp8.casts import COLUMNS, TOKENS, _empty, _store, _stored
 from version4_ultra_fused.kernels.fp8.scales import trial
-from version4_ultra_fused.kernels.reference import LOGITS_SCALE, Norm, Rope, Slot
+from version4_ultra_fused.kernels.reference import LOGITS_SCALE, Norm, Rope, Slot, Stored
 
 import torch
 import triton
@@ -196,6 +200,58 @@ def _logits_gradient(
     _store(tl.trans(dz), c, n, V, N, columns_ptr)
 
 
+@triton.jit
+def _adamw_quantized(
+    w_ptr,  # [O, I], float32
+    m_ptr,  # [O, I], float32
+    v_ptr,  # [O, I], float32
+    g_ptr,  # [O, I]: the gradient
+    rows_ptr,  # the weight in FP8 by rows
+    columns_ptr,  # the weight in FP8 transposed
+    scale_ptr,  # one float32 element: s
+    stored_scale_ptr,  # the same, kept with the weight
+    largest_ptr,  # one float32 element: the largest magnitude
+    step_ptr,  # one float32 element: t
+    rows,  # O
+    columns,  # I
+    lr,  # a number, or one float32 element
+    blend1,  # 1 - beta1
+    blend2,  # 1 - beta2
+    log_beta1,  # to base 2
+    log_beta2,  # to base 2
+    eps,  # added to the root
+    decay,
+    RATE_ON_DEVICE: tl.constexpr,  # whether lr is an element
+    MAX: tl.constexpr,  # the format's largest number
+    TOKENS: tl.constexpr,  # rows of a tile
+    COLUMNS: tl.constexpr,  # columns of a tile
+):
+    row = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = in_matrix(row, rows, column, columns)
+    place = row.to(tl.int64)[:, None] * columns + column[None, :]
+    step = tl.load(step_ptr)
+    if RATE_ON_DEVICE:
+        lr = tl.load(lr)
+    correction1 = 1 - tl.exp2(step * log_beta1)
+    correction2 = 1 - tl.exp2(step * log_beta2)
+    g = read(g_ptr + place, inside)
+    w = tl.load(w_ptr + place, mask=inside, other=0.0)
+    m = tl.load(m_ptr + place, mask=inside, other=0.0)
+    v = tl.load(v_ptr + place, mask=inside, other=0.0)
+    m += blend1 * (g - m)
+    v += blend2 * (g * g - v)
+    w = w * (1 - lr * decay) - lr * (m / correction1) / (tl.sqrt(v / correction2) + eps)
+    tl.store(m_ptr + place, m, mask=inside)
+    tl.store(v_ptr + place, v, mask=inside)
+    tl.store(w_ptr + place, w, mask=inside)
+    if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+        tl.store(stored_scale_ptr, tl.load(scale_ptr))
+    w = _stored(w, scale_ptr, largest_ptr, MAX).to(rows_ptr.dtype.element_ty)
+    _store(w, row, column, rows, columns, rows_ptr)
+    _store(tl.trans(w), column, row, columns, rows, columns_ptr)
+
+
 def _transposed(rows: Tensor, columns: Tensor) -> None:
     _transpose[ceil_div(rows.shape[0], 128), ceil_div(rows.shape[1], 128)](
         rows,
@@ -338,3 +394,42 @@ def cross_entropy_quantized(
         num_warps=4,
     )
     return mean, rows, columns, LOGITS_SCALE / (targets != IGNORE_INDEX.value).sum().clamp(min=1)
+
+
+@checked
+def adamw_quantized(
+    weight: Tensor,
+    moments: tuple[Tensor, Tensor],
+    gradient: Tensor,
+    slot: Slot,
+    stored: Stored,
+    steps: Tensor,
+    *,
+    lr: float | Tensor,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+) -> None:
+    """`adamw` of a matrix [O, I], which also stores the new weight as by `quantize`."""
+    _adamw_quantized[ceil_div(weight.shape[0], TOKENS), ceil_div(weight.shape[1], COLUMNS)](
+        weight,
+        *moments,
+        gradient,
+        stored.rows,
+        stored.columns,
+        slot.scale,
+        stored.scale,
+        slot.largest,
+        steps,
+        *weight.shape,
+        lr,
+        *(1 - beta for beta in betas),
+        *(math.log2(beta) for beta in betas),
+        eps,
+        weight_decay,
+        RATE_ON_DEVICE=isinstance(lr, Tensor),
+        MAX=torch.finfo(slot.dtype).max,
+        TOKENS=TOKENS,
+        COLUMNS=COLUMNS,
+        num_warps=8,
+    )
