@@ -1,10 +1,12 @@
 """A decode step in six kernels a layer: what stands around a matrix-vector product is computed
 inside of it.
 
+    embed      x = the newest token's row of the embedding
     product    y = W (x r g), r = 1 / sqrt(mean(x^2) + eps), a factor of y, and g the norm's weight;
                or y += W x; or silu(a) b, with a and b the products with the two halves of W
-    attend     turns q and k, writes k and v into the cache, and attends to a chunk of it;
-               `_combine` adds up the chunks
+    attend     turns q and k, writes k and v into the cache, and attends to a chunk of it, for all
+               query heads of a key head; `_combine` adds up the chunks
+    write      the likeliest token, behind the newest
 
 A product must read each weight once, and weights do not depend on the token. So it loads the first
 ones before it waits for the kernel before it (`version3_triton/kernels/dependent_launch.py`), and
@@ -24,15 +26,15 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-CHUNK = 128  # keys of a program
-# The rows and columns of a weight that a program holds at once, and its warps: of 20 the fastest
-# step on an H100.
+CHUNK = 128, 16 << 10  # keys of a program, and their bytes, at most
+# The rows and columns of a weight that a program holds at once, and its warps: of 70 to 83 for each
+# product the fastest step on an H200, or within 0.4% of it.
 TILES = {
-    "qkv": (4, 512, 4),
-    "o": (8, 1024, 8),
-    "gate_up": (16, 256, 4),
-    "down": (4, 1024, 8),
-    "head": (8, 256, 4),
+    "qkv": (4, 1024, 2),
+    "o": (2, 2048, 2),
+    "gate_up": (2, 1024, 2),
+    "down": (8, 2048, 8),
+    "head": (8, 1024, 2),
 }
 
 
@@ -45,14 +47,28 @@ def _wait(DEPENDENT: tl.constexpr):
 
 
 @triton.jit
+def _columns(pointer, valid, column, START: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr):
+    """The columns from START on; those past SIZE are 0."""
+    if START + BLOCK > SIZE:
+        valid = valid & (START + column < SIZE)
+    return tl.load(pointer + START + column, mask=valid, other=0.0)
+
+
+@triton.jit
+def _added(products, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """The sums of eight neighbours, which one thread holds."""
+    return tl.sum(tl.reshape(products, [ROWS, BLOCK // 8, 8]), axis=2)
+
+
+@triton.jit
 def _product(
-    x_ptr,  # [size]
-    norm_ptr,  # [size]: g; or None
-    weight_ptr,  # [rows, size], or twice as many rows
+    x_ptr,  # [SIZE]
+    norm_ptr,  # [SIZE]: g; or None
+    weight_ptr,  # [rows, SIZE], or twice as many rows
     y_ptr,  # [rows]
     rows,  # elements of y
-    size,  # elements of x
     eps,  # added to the mean square
+    SIZE: tl.constexpr,  # elements of x
     NORM: tl.constexpr,  # whether x is normalized
     GATED: tl.constexpr,  # whether there are two halves of W
     ADD: tl.constexpr,  # whether the product is added to y
@@ -62,46 +78,49 @@ def _product(
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
+    line = column[None, :]
     valid = (row < rows)[:, None]
-    place = weight_ptr + row.to(tl.int64)[:, None] * size + column[None, :]
-    second = place + rows.to(tl.int64) * size
-    weight = tl.load(place, mask=valid & (column < size)[None, :], other=0.0)
-    up = tl.load(second, mask=valid & (column < size)[None, :], other=0.0) if GATED else weight
+    first = weight_ptr + row.to(tl.int64)[:, None] * SIZE
+    second = first + rows.to(tl.int64) * SIZE
+    weight = _columns(first, valid, line, 0, BLOCK, SIZE)
+    up = _columns(second, valid, line, 0, BLOCK, SIZE) if GATED else weight
+    gain = _columns(norm_ptr, True, column, 0, BLOCK, SIZE) if NORM else column
     _wait(DEPENDENT)
-    total = tl.zeros((ROWS, BLOCK), tl.float32)
-    up_total = tl.zeros((ROWS, BLOCK), tl.float32)
+    x = _columns(x_ptr, True, column, 0, BLOCK, SIZE)
+    old = read(y_ptr + row, row < rows) if ADD else 0.0
+    total = tl.zeros((ROWS, BLOCK // 8), tl.float32)
+    up_total = tl.zeros((ROWS, BLOCK // 8), tl.float32)
     squares = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, size, BLOCK):
-        after = start + BLOCK
-        more = valid & (after + column < size)[None, :]
-        next_weight = tl.load(place + after, mask=more, other=0.0)  # while this one is used
-        next_up = tl.load(second + after, mask=more, other=0.0) if GATED else next_weight
-        x = read(x_ptr + start + column, start + column < size)
+    # The loop is unrolled, so the compiler can move loads; those past the last block are unused.
+    for start in tl.static_range(0, SIZE, BLOCK):
+        next_weight = _columns(first, valid, line, start + BLOCK, BLOCK, SIZE)
+        next_up = _columns(second, valid, line, start + BLOCK, BLOCK, SIZE) if GATED else weight
+        next_gain = _columns(norm_ptr, True, column, start + BLOCK, BLOCK, SIZE) if NORM else column
+        next_x = _columns(x_ptr, True, column, start + BLOCK, BLOCK, SIZE)
+        x = x.to(tl.float32)
         if NORM:
             squares += x * x
-            x *= read(norm_ptr + start + column, start + column < size)
-        total += weight.to(tl.float32) * x[None, :]
+            x *= gain.to(tl.float32)
+        total += _added(weight.to(tl.float32) * x[None, :], ROWS, BLOCK)
         if GATED:
-            up_total += up.to(tl.float32) * x[None, :]
+            up_total += _added(up.to(tl.float32) * x[None, :], ROWS, BLOCK)
         weight = next_weight
         up = next_up
-    scale = 1 / tl.sqrt(tl.sum(squares) / size + eps) if NORM else 1.0
+        gain = next_gain
+        x = next_x
+    scale = 1 / tl.sqrt(tl.sum(squares) / SIZE + eps) if NORM else 1.0
     y = tl.sum(total, axis=1) * scale
     if GATED:
         y = y * tl.sigmoid(y) * (tl.sum(up_total, axis=1) * scale)
-    if ADD:
-        y += read(y_ptr + row, row < rows)
-    tl.store(y_ptr + row, y, mask=row < rows)
+    tl.store(y_ptr + row, y + old, mask=row < rows)
 
 
 @triton.jit
-def _turned(x_ptr, cos_ptr, sin_ptr, position, DIM: tl.constexpr):
-    """A head, [Dh], with RoPE."""
-    column = tl.arange(0, DIM)
-    x = tl.load(x_ptr + column).to(tl.float32)
-    other = tl.load(x_ptr + (column + DIM // 2) % DIM).to(tl.float32)
-    sin = tl.load(sin_ptr + position * DIM + column) * tl.where(column < DIM // 2, -1.0, 1.0)
-    return x * tl.load(cos_ptr + position * DIM + column) + other * sin
+def _turned(x_ptr, valid, cos, sin, DIM: tl.constexpr):
+    """Heads, [.., Dh] from x_ptr [.., 1], with RoPE; cos and sin: [1, Dh]."""
+    column = tl.arange(0, DIM)[None, :]
+    x = read(x_ptr + column, valid)
+    return x * cos + read(x_ptr + (column + DIM // 2) % DIM, valid) * sin
 
 
 @triton.jit
@@ -112,51 +131,59 @@ def _attend(
     position_ptr,  # one element: the token's
     cos_ptr,  # [S_max, Dh]
     sin_ptr,  # [S_max, Dh]
-    part_ptr,  # [H, chunks, Dh], float32
-    sums_ptr,  # [H, chunks, 2], float32: score and sum
+    part_ptr,  # [chunks, H, Dh], float32
+    sums_ptr,  # [2, chunks, H], float32: score and sum
     length,  # T
     scale,  # 1 / sqrt(Dh)
-    H: tl.constexpr,  # query heads
     K: tl.constexpr,  # key heads
+    GROUP: tl.constexpr,  # query heads of a key head
+    ROWS: tl.constexpr,  # GROUP, rounded up to what tl.dot takes
     DIM: tl.constexpr,  # Dh
     CHUNK: tl.constexpr,  # keys of a program
     DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
-    """A query head and a chunk of the cache: the sum of its values, its largest score and its sum
-    of exponentials.
+    """The query heads of a key head and a chunk of the cache: the sum of its values, its largest
+    score and its sum of exponentials.
     """
-    head = tl.program_id(0)
-    column = tl.arange(0, DIM)
+    kv_head = tl.program_id(0)
+    column = tl.arange(0, DIM)[None, :]
     key = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
-    kv_head = head // (H // K)
     position = tl.load(position_ptr)
-    place = (kv_head * length + key)[:, None] * DIM + column[None, :]
+    place = (kv_head * length + key)[:, None] * DIM + column
     before = (key < position)[:, None]  # written by earlier steps
     k = tl.load(keys_ptr + place, mask=before, other=0.0)
     v = tl.load(values_ptr + place, mask=before, other=0.0)
+    cos = tl.load(cos_ptr + position * DIM + column)
+    sin = tl.load(sin_ptr + position * DIM + column) * tl.where(column < DIM // 2, -1.0, 1.0)
     _wait(DEPENDENT)
-    q = _turned(qkv_ptr + head * DIM, cos_ptr, sin_ptr, position, DIM) * scale
-    new_k = _turned(qkv_ptr + (H + kv_head) * DIM, cos_ptr, sin_ptr, position, DIM).to(k.dtype)
-    new_v = tl.load(qkv_ptr + (H + K + kv_head) * DIM + column)
+    member = tl.arange(0, ROWS)
+    head = kv_head * GROUP + member
+    q = _turned(qkv_ptr + head[:, None] * DIM, (member < GROUP)[:, None], cos, sin, DIM) * scale
+    new_ptr = qkv_ptr + (K * GROUP + kv_head) * DIM
+    new_k = _turned(new_ptr, True, cos, sin, DIM).to(k.dtype)
+    new_v = tl.load(new_ptr + K * DIM + column)
     now = (key == position)[:, None]
-    k = tl.where(now, new_k[None, :], k)
-    v = tl.where(now, new_v[None, :], v)
-    tl.store(keys_ptr + place, k, mask=now & (head % (H // K) == 0))
-    tl.store(values_ptr + place, v, mask=now & (head % (H // K) == 0))
-    score = tl.where(key <= position, tl.sum(k.to(tl.float32) * q[None, :], axis=1), float("-inf"))
+    k = tl.where(now, new_k, k)
+    v = tl.where(now, new_v, v)
+    tl.store(keys_ptr + place, k, mask=now)
+    tl.store(values_ptr + place, v, mask=now)
+    score = tl.dot(q.to(k.dtype), tl.trans(k), input_precision="ieee")
+    score = tl.where((key <= position)[None, :], score, float("-inf"))
     # It is finite where all keys come after the position.
-    highest = tl.maximum(tl.max(score, axis=0), -1e30)
-    p = tl.exp(score - highest)
-    part = head * tl.num_programs(1) + tl.program_id(1)
-    tl.store(part_ptr + part * DIM + column, tl.sum(p[:, None] * v.to(tl.float32), axis=0))
-    tl.store(sums_ptr + 2 * part, highest)
-    tl.store(sums_ptr + 2 * part + 1, tl.sum(p, axis=0))
+    highest = tl.maximum(tl.max(score, axis=1), -1e30)
+    p = tl.exp(score - highest[:, None])
+    out = tl.dot(p.to(v.dtype), v, input_precision="ieee")
+    chunks = tl.num_programs(1)
+    part = tl.program_id(1) * K * GROUP + head
+    tl.store(part_ptr + part[:, None] * DIM + column, out, mask=(member < GROUP)[:, None])
+    tl.store(sums_ptr + part, highest, mask=member < GROUP)
+    tl.store(sums_ptr + chunks * K * GROUP + part, tl.sum(p, axis=1), mask=member < GROUP)
 
 
 @triton.jit
 def _combine(
-    part_ptr,  # [H, chunks, Dh], float32
-    sums_ptr,  # [H, chunks, 2], float32
+    part_ptr,  # [chunks, H, Dh], float32
+    sums_ptr,  # [2, chunks, H], float32
     out_ptr,  # [H, Dh]
     chunks,  # how many there are
     DIM: tl.constexpr,  # Dh
@@ -165,16 +192,55 @@ def _combine(
 ):
     _wait(DEPENDENT)
     column = tl.arange(0, DIM)
-    part = tl.program_id(0) * chunks + tl.arange(0, CHUNKS)
+    heads = tl.num_programs(0)
+    part = tl.arange(0, CHUNKS) * heads + tl.program_id(0)
     valid = tl.arange(0, CHUNKS) < chunks
-    highest = tl.load(sums_ptr + 2 * part, mask=valid, other=float("-inf"))
+    highest = tl.load(sums_ptr + part, mask=valid, other=float("-inf"))
     factor = tl.exp(highest - tl.max(highest, axis=0))
-    total = tl.sum(factor * tl.load(sums_ptr + 2 * part + 1, mask=valid, other=0.0), axis=0)
+    sums = tl.load(sums_ptr + chunks * heads + part, mask=valid, other=0.0)
     parts = tl.load(
         part_ptr + part[:, None] * DIM + column[None, :], mask=valid[:, None], other=0.0
     )
-    out = tl.sum(factor[:, None] * parts, axis=0) / total
+    out = tl.sum(factor[:, None] * parts, axis=0) / tl.sum(factor * sums, axis=0)
     tl.store(out_ptr + tl.program_id(0) * DIM + column, out)
+
+
+@triton.jit
+def _embed(
+    ids_ptr,  # [T]
+    position_ptr,  # one element: the token's
+    table_ptr,  # [V, size]
+    x_ptr,  # [size]
+    size,  # D
+    BLOCK: tl.constexpr,  # elements of a program
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
+):
+    _wait(DEPENDENT)
+    token = tl.load(ids_ptr + tl.load(position_ptr))
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(table_ptr + token * size + column, mask=column < size)
+    tl.store(x_ptr + column, x, mask=column < size)
+
+
+@triton.jit
+def _write(
+    logits_ptr,  # [size]
+    ids_ptr,  # [T]
+    position_ptr,  # one element: moves on by one
+    size,  # V
+    BLOCK: tl.constexpr,  # V, rounded up to a power of two
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
+):
+    """One program. It lets no kernel begin before its end, since `_attend` reads the position
+    before it waits.
+    """
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
+    column = tl.arange(0, BLOCK)
+    logits = read(logits_ptr + column, column < size, float("-inf"))
+    position = tl.load(position_ptr) + 1
+    tl.store(ids_ptr + position, tl.argmax(logits, axis=0))
+    tl.store(position_ptr, position)
 
 
 def product(
@@ -184,7 +250,6 @@ def product(
     of the halves, [N / 2].
     """
     rows = weight.shape[0] // (2 if tile == "gate_up" else 1)
-    size = weight.shape[1]
     y = x.new_empty(rows) if out is None else out
     height, width, warps = TILES[tile]
     _product[ceil_div(rows, height),](
@@ -193,8 +258,8 @@ def product(
         weight,
         y,
         rows,
-        size,
         norm.eps if norm else 0.0,
+        SIZE=weight.shape[1],
         NORM=norm is not None,
         GATED=tile == "gate_up",
         ADD=out is not None,
@@ -214,10 +279,12 @@ def attend(
     """
     kv_heads, length, dim = keys.shape
     heads = len(qkv) // dim - 2 * kv_heads
-    chunks = ceil_div(length, CHUNK)
-    parts = qkv.new_empty(heads, chunks, dim, dtype=torch.float32)
-    sums = qkv.new_empty(heads, chunks, 2, dtype=torch.float32)
-    _attend[heads, chunks](
+    chunk = min(CHUNK[0], CHUNK[1] // (dim * keys.element_size()))
+    chunks = ceil_div(length, chunk)
+    parts = qkv.new_empty(chunks, heads, dim, dtype=torch.float32)
+    sums = qkv.new_empty(2, chunks, heads, dtype=torch.float32)
+    group = heads // kv_heads
+    _attend[kv_heads, chunks](
         qkv,
         keys,
         values,
@@ -227,10 +294,12 @@ def attend(
         sums,
         length,
         dim**-0.5,
-        H=heads,
         K=kv_heads,
+        GROUP=group,
+        ROWS=max(16, triton.next_power_of_2(group)),
         DIM=dim,
-        CHUNK=CHUNK,
+        CHUNK=chunk,
+        num_warps=8,
         **dependent(),
     )
     out = qkv.new_empty(heads * dim)
@@ -241,31 +310,53 @@ def attend(
         chunks,
         DIM=dim,
         CHUNKS=triton.next_power_of_2(chunks),
-        num_warps=1,
+        num_warps=max(1, dim // 64),
         **dependent(),
     )
     return out
 
 
-def fused(decoder) -> Callable[[Tensor, Tensor], Tensor]:
-    """The logits of a decode step, as `Decoder.logits` computes them. UsageError: the kernels
-    cannot run here.
-    """
+def embed(ids: Tensor, position: Tensor, table: Tensor) -> Tensor:
+    """The row of table, [V, D], of the token at the position: [D]."""
+    size = table.shape[1]
+    x = table.new_empty(size)
+    _embed[ceil_div(size, 512),](
+        ids, position, table, x, size, BLOCK=512, num_warps=2, **dependent()
+    )
+    return x
+
+
+def write(logits: Tensor, ids: Tensor, position: Tensor) -> None:
+    """Writes the likeliest token into ids, [T], behind the position, which moves on to it."""
+    size = len(logits)
+    _write[1,](
+        logits,
+        ids,
+        position,
+        size,
+        BLOCK=triton.next_power_of_2(size),
+        num_warps=16,
+        **dependent(),
+    )
+
+
+def fused(decoder) -> tuple[Callable[[], Tensor], Callable[[Tensor], None]]:
+    """What `Decoder.one` and `Decoder.write` compute. UsageError: the kernels cannot run here."""
     reason = kernels.missing(decoder.device)
     dim = decoder.config.head_dim
-    if not reason and dim & (dim - 1):
-        reason = f"a head has {dim} numbers, which is no power of two"
+    if not reason and dim not in (16, 32, 64, 128, 256):
+        reason = f"a head has {dim} numbers, which is no power of two from 16 to 256"
     if reason:
         raise UsageError(f"--operations fused: {reason}")
 
     @torch.no_grad()
-    def logits(ids: Tensor, position: Tensor) -> Tensor:  # [1], [1] -> [V]
-        x = decoder.model.embed_tokens(ids)[0]  # [D]
+    def one() -> Tensor:  # [V]
+        x = embed(decoder.ids, decoder.position, decoder.model.embed_tokens.weight)  # [D]
         for layer, keys, values in zip(
             decoder.model.layers, decoder.keys, decoder.values, strict=True
         ):
             qkv = product("qkv", x, layer.self_attn.qkv_proj.weight, layer.input_layernorm)
-            out = attend(qkv, keys, values, position, decoder.tables)
+            out = attend(qkv, keys, values, decoder.position, decoder.tables)
             product("o", out, layer.self_attn.o_proj.weight, out=x)
             hidden = product(
                 "gate_up", x, layer.mlp.gate_up_proj.weight, layer.post_attention_layernorm
@@ -273,4 +364,4 @@ def fused(decoder) -> Callable[[Tensor, Tensor], Tensor]:
             product("down", hidden, layer.mlp.down_proj.weight, out=x)
         return product("head", x, decoder.model.lm_head.weight, decoder.model.norm)
 
-    return logits
+    return one, lambda logits: write(logits, decoder.ids, decoder.position)

@@ -76,11 +76,12 @@ class Decoder:
         self.ids = torch.zeros(length, dtype=torch.long, device=self.device)  # prompt and text
         # The position is that of the newest token, which the cache lacks.
         self.position = torch.zeros(1, dtype=torch.long, device=self.device)
-        self.one: Callable[[Tensor, Tensor], Tensor] = self.logits  # The logits of a decode step.
+        self.one: Callable[[], Tensor] = self.logits_of_newest
+        self.write: Callable[[Tensor], None] = self.write_largest
         if operations == "fused":
             from decoding import decode_kernels
 
-            self.one = decode_kernels.fused(self)
+            self.one, self.write = decode_kernels.fused(self)
 
     @torch.no_grad()
     def logits(self, ids: Tensor, positions: Tensor) -> Tensor:  # [S], [S] -> [V]
@@ -98,26 +99,35 @@ class Decoder:
             return self.whole(q, k, v)
         return self.cache.attend(q, keys, values, self.positions)
 
-    def choose(self, logits: Tensor) -> Tensor:  # [V] -> [1]
-        """The likeliest token, or with a temperature a draw from softmax(logits / temperature)."""
-        if self.temperature:
-            noise = torch.empty_like(logits, dtype=torch.float32).exponential_().log()
-            # Noise of Gumbel's distribution makes the largest a draw from that softmax.
-            logits = logits.float() / self.temperature - noise
-        return logits.argmax(0, keepdim=True)
+    def drawn(self, logits: Tensor) -> Tensor:  # [V] -> [V]
+        """Logits whose largest is the token: the likeliest, or with a temperature a draw from
+        softmax(logits / temperature).
+        """
+        if not self.temperature:
+            return logits
+        noise = torch.empty_like(logits, dtype=torch.float32).exponential_().log()
+        # Noise of Gumbel's distribution makes the largest a draw from that softmax.
+        return logits.float() / self.temperature - noise
+
+    def logits_of_newest(self) -> Tensor:  # [V]
+        """The logits of a decode step."""
+        return self.logits(self.ids[self.position], self.position)
+
+    def write_largest(self, logits: Tensor) -> None:  # [V]
+        """Writes a token behind the newest."""
+        self.position += 1
+        self.ids.index_copy_(0, self.position, logits.argmax(0, keepdim=True))
 
     def prefill(self, prompt: Tensor) -> None:
         """Reads the prompt, [S], in one pass, and writes the first token."""
         self.ids[: len(prompt)] = prompt
         logits = self.logits(prompt, torch.arange(len(prompt), device=self.device))
-        self.position.fill_(len(prompt))
-        self.ids.index_copy_(0, self.position, self.choose(logits))
+        self.position.fill_(len(prompt) - 1)
+        self.write(self.drawn(logits))
 
     def step(self) -> None:
         """Writes one more token. No shape changes and the host reads nothing: a graph can do it."""
-        logits = self.one(self.ids[self.position], self.position)
-        self.position += 1
-        self.ids.index_copy_(0, self.position, self.choose(logits))
+        self.write(self.drawn(self.one()))
 
 
 def saved(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:

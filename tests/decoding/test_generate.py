@@ -2,6 +2,7 @@
 prints and records.
 """
 
+import functools
 import os
 import shutil
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers.implementations import ByteLevelBPETokenizer
 
 pytest.importorskip("triton")
-from decoding import decode_kernels, generate  # noqa: F401  (the first while kernels are interpreted)
+from decoding import decode_kernels, generate
 from version1_pytorch_baseline import tiny_llama_v1
 
 SCRIPT = ROOT / "decoding/generate.py"
@@ -40,21 +41,39 @@ def config(tmp_path: Path) -> Path:
     return tmp_path / "small.yaml"
 
 
-def decoder(operations: str, dtype: torch.dtype, config: Path) -> generate.Decoder:
+def decoder(
+    operations: str, dtype: torch.dtype, config: Path, length: int = 24
+) -> generate.Decoder:
     flags = ["--prompt-tokens", "1", "--config", str(config)]
     return generate.Decoder(
-        operations, cli.resolve(Options, cli.parse(generate.parser(), flags)), 24, dtype
+        operations, cli.resolve(Options, cli.parse(generate.parser(), flags)), length, dtype
     )
 
 
-def logits_of(made: generate.Decoder, steps: int) -> torch.Tensor:
+def logits_of(made: generate.Decoder, prompt: torch.Tensor, steps: int) -> torch.Tensor:
     """The logits from which each token was chosen, [steps + 1, V]."""
-    rows, choose = [], made.choose
-    made.choose = lambda row: choose(rows.append(row) or row)
-    made.prefill(PROMPT.to(DEVICE))
+    rows, write = [], made.write
+    made.write = lambda row: write(rows.append(row) or row)
+    made.prefill(prompt.to(DEVICE))
     for _ in range(steps):
         made.step()
     return torch.stack(rows)
+
+
+def check_against_a_whole_pass(made: generate.Decoder, prompt: torch.Tensor, steps: int) -> None:
+    """Against Version 1's whole forward pass over the text that was written."""
+    got, text = logits_of(made, prompt, steps), made.ids[: len(prompt) + 1 + steps]
+    dtype = got.dtype
+    whole = tiny_llama_v1.TinyLlama(generate.ModelConfig(**made.config.model_dump())).to(
+        DEVICE, dtype
+    )
+    whole.load_state_dict(made.model.baseline_state_dict())
+    expected = whole(text[None, :-1])[0, len(prompt) - 1 :]
+    torch.testing.assert_close(
+        got, expected, **({} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-4})
+    )
+    assert text.tolist() == [*prompt.tolist(), *expected.argmax(dim=-1).tolist()]
+    assert made.position == len(text) - 1
 
 
 @runs_kernels
@@ -65,33 +84,72 @@ def logits_of(made: generate.Decoder, steps: int) -> torch.Tensor:
         ("v2", torch.float64),
         ("v3", torch.float64),
         ("v3", torch.float32),
-        ("fused", torch.float32),
     ],
 )
 def test_a_cache_changes_neither_logits_nor_tokens(operations, dtype, config):
-    """Against Version 1's whole forward pass over the text that was written."""
-    made = decoder(operations, dtype, config)
-    steps = 9 if operations == "fused" else 18  # The interpreter is slow.
-    got, text = logits_of(made, steps), made.ids[: len(PROMPT) + 1 + steps]
-    whole = tiny_llama_v1.TinyLlama(generate.ModelConfig(**made.config.model_dump())).to(
-        DEVICE, dtype
-    )
-    whole.load_state_dict(made.model.baseline_state_dict())
-    expected = whole(text[None, :-1])[0, 4:]
-    torch.testing.assert_close(
-        got, expected, **({} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-4})
-    )
-    assert text.tolist() == [*PROMPT.tolist(), *expected.argmax(dim=-1).tolist()]
+    check_against_a_whole_pass(decoder(operations, dtype, config), PROMPT, 18)
+
+
+@runs_kernels
+@pytest.mark.parametrize(
+    "heads, kv_heads, dim, prompt",
+    [
+        (2, 2, 16, 5),
+        (4, 2, 16, 254),  # The prompt ends in a chunk of keys, the text in the next.
+        (8, 1, 32, 130),
+        (20, 1, 16, 5),
+    ],
+)
+def test_the_fused_step_is_that_of_the_model(heads, kv_heads, dim, prompt, tmp_path):
+    """For any number of query heads of a key head, and of chunks of keys."""
+    sizes = {
+        "vocab_size": 300,
+        "hidden_size": heads * dim,
+        "num_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": 48,
+        "max_sequence_length": 300,
+    }
+    (tmp_path / "fused.yaml").write_text(yaml.safe_dump({"model": sizes}))
+    torch.manual_seed(0)
+    made = decoder("fused", torch.float32, tmp_path / "fused.yaml", prompt + 10)
+    check_against_a_whole_pass(made, torch.randint(300, (prompt,)), 3)
+
+
+@runs_kernels
+def test_the_columns_past_the_last_whole_block_count(monkeypatch):
+    """Products whose blocks of columns do not fill the last."""
+    monkeypatch.setattr(decode_kernels, "TILES", dict.fromkeys(decode_kernels.TILES, (4, 16, 2)))
+    norm = tiny_llama_v1.RMSNorm(40, 1e-5).to(DEVICE)
+    x, weight, y = (torch.randn(size, device=DEVICE) for size in ((40,), (22, 40), (22,)))
+    first, second = (weight @ norm(x)).chunk(2)
+    close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        close(decode_kernels.product("qkv", x, weight, norm), weight @ norm(x))
+        gated = torch.nn.functional.silu(first) * second
+        close(decode_kernels.product("gate_up", x, weight, norm), gated)
+        close(decode_kernels.product("down", x, weight, out=y.clone()), y + weight @ x)
+
+
+@runs_kernels
+def test_heads_that_the_fused_step_does_not_take_are_refused(config):
+    with pytest.raises(
+        UsageError, match="a head has 8 numbers, which is no power of two from 16 to"
+    ):
+        decoder("fused", torch.float32, config)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("operations", [*generate.VERSIONS, "fused"])
-def test_a_captured_step_writes_the_eager_text(operations, config):
+def test_a_captured_step_writes_the_eager_text(operations, temperature, tmp_path):
+    (tmp_path / "wide.yaml").write_text(SIZES.replace("hidden_size: 32", "hidden_size: 64"))
     texts = []
     for capture in (False, True):
         torch.manual_seed(0)
-        made = decoder(operations, torch.bfloat16, config)
-        made.temperature = 1.0
+        made = decoder(operations, torch.bfloat16, tmp_path / "wide.yaml")
+        made.temperature = temperature
         generate.measure(made, PROMPT.to(DEVICE), 19, capture, seed=0)
         texts.append(made.ids[:24].tolist())
     assert texts[0] == texts[1] and texts[0][:5] == PROMPT.tolist()
@@ -102,10 +160,11 @@ def test_a_temperature_draws_as_the_model_says(config):
         decoder("v1", torch.float32, config),
         torch.tensor([0.0, 1.0, 2.0], device=DEVICE),
     )
-    assert made.choose(logits) == 2
+    assert made.drawn(logits).argmax() == 2
     made.temperature = 0.5
-    drawn = torch.cat([made.choose(logits) for _ in range(4000)]).bincount(minlength=3) / 4000
-    torch.testing.assert_close(drawn, (logits / 0.5).softmax(0), rtol=0, atol=0.03)
+    drawn = torch.stack([made.drawn(logits).argmax() for _ in range(4000)])
+    share = drawn.bincount(minlength=3) / 4000
+    torch.testing.assert_close(share, (logits / 0.5).softmax(0), rtol=0, atol=0.03)
 
 
 def test_a_checkpoint_writes_text_and_a_record(execute, config, tmp_path):
