@@ -189,17 +189,22 @@ def random_bits(step: Tensor, start: int, size: int) -> Tensor:
     how they are made.
     """
     low = 0xFFFFFFFF
-    a = torch.arange(start // 4, start // 4 + -(-size // 4), device=step.device)
-    b = a >> 32
-    c = d = torch.zeros_like(a)
-    a = a & low
-    key, other_key = step.long(), 0
+    counter = torch.arange(start // 4, start // 4 + -(-size // 4), device=step.device)
+    a = counter & low
+    b = counter >> 32
+    c = torch.zeros_like(counter)
+    d = c
+    key = step.long()
+    other_key = 0
     for _ in range(10):
-        first_product, second_product = 0xD2511F53 * a, 0xCD9E8D57 * c  # of 64 bits
-        a = (second_product >> 32 & low) ^ b ^ key
-        c = (first_product >> 32 & low) ^ d ^ other_key
-        b, d = second_product & low, first_product & low
-        key, other_key = (key + 0x9E3779B9) & low, (other_key + 0xBB67AE85) & low
+        product = 0xD2511F53 * a  # of 64 bits
+        other_product = 0xCD9E8D57 * c
+        a = (other_product >> 32 & low) ^ b ^ key
+        c = (product >> 32 & low) ^ d ^ other_key
+        b = other_product & low
+        d = product & low
+        key = (key + 0x9E3779B9) & low
+        other_key = (other_key + 0xBB67AE85) & low
     return torch.stack((a, b, c, d), 1).flatten()[:size]
 
 
