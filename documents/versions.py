@@ -8,7 +8,7 @@ one case and one mode: nothing is joined over files, hosts or days.
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -58,12 +58,12 @@ class Case(NamedTuple):
         """The median step of each process in ms; none if the model was not measured."""
         return [run["step_ms"]["median"] for run in self.runs.get(model, [])]
 
-    def milliseconds(self, model: str) -> str:
+    def milliseconds(self, model: str, shown: Callable[[float], str] = format_number) -> str:
         """The median of the processes with their range, and their number where it is unusual."""
         times = self.times(model)
-        text = format_number(median(times))
-        least = format_number(min(times))
-        most = format_number(max(times))
+        text = shown(median(times))
+        least = shown(min(times))
+        most = shown(max(times))
         if least != most:
             text += f" ({least} to {most})"
         if len(times) != self.processes():
@@ -191,13 +191,13 @@ def determinism(*paths: Path) -> str:
 
 def levers(*paths: Path) -> str:
     """Captured steps of one change each: a row for each model, in the first case the slowest first,
-    and a column for each case.
+    and a column for each case, with four digits.
     """
     cases = read_cases(paths)
     names = sorted(models(cases), key=lambda name: -median(cases[0].times(name)))
     rows = []
     for name in names:
-        rows.append([name, *(case.milliseconds(name) for case in cases)])
+        rows.append([name, *(case.milliseconds(name, "{:.4g}".format) for case in cases)])
     header = ["model", *(f"{case.preset}, ms (n = {case.processes()})" for case in cases)]
     # Captured steps do not wait for their host.
     return _with_conditions([case.study | {"cells": []} for case in cases], header, rows)
