@@ -8,8 +8,6 @@ from tracepage.errors import UsageError
 from tracepage.show import plots, run_facts
 from tracepage.show.report import Report
 
-import lab
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -23,7 +21,7 @@ def times(record: dict[str, Any], part: str) -> dict[str, float]:
     }
 
 
-def report(records: Sequence[dict[str, Any]]) -> Report:
+def report(records: Sequence[dict[str, Any]], parts: Sequence[str]) -> Report:
     """A table and pictures of each part that all records have. UsageError: their sizes differ."""
     if any(record["sizes"] != records[0]["sizes"] for record in records):
         raise UsageError(
@@ -36,7 +34,7 @@ def report(records: Sequence[dict[str, Any]]) -> Report:
     ]
     numbers = [str(number) for number in range(1, 1 + len(records))]
     result.facts([*zip(numbers, facts, strict=True)])
-    for part in lab.PARTS:
+    for part in parts:
         if not all(record[part] for record in records):
             continue
         columns = [times(record, part) for record in records]

@@ -19,7 +19,6 @@ from common.rope import rope_tables
 from tracepage.show import tables
 from version1_pytorch_baseline import tiny_llama_v1 as v1
 
-import lab
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -43,11 +42,9 @@ def scores_like(options: Namespace, device: torch.device | str) -> Tensor:
 
 def compiled(function: Callable[..., Any], device: torch.device) -> dict[str, Callable[..., Any]]:
     """The function compiled, where torch.compile works."""
-    return (
-        {"compile": torch.compile(function, dynamic=False)}
-        if lab.compile_runs_on(device.type)
-        else {}
-    )
+    if devices.compile_problem(device):
+        return {}
+    return {"compile": torch.compile(function, dynamic=False)}
 
 
 def bandwidth(options: Namespace, device: torch.device) -> Ways:
@@ -221,16 +218,17 @@ def run(
     of techniques MB added.
 
     A row has the kind of device, the values of all ways, and those of the first and the last.
+    `profiling` is the module that measures, with its WARMUP and ITERATIONS.
     """
     experiment: Callable[[Namespace, torch.device], Ways] = globals()[name]
     torch.manual_seed(0)
     ways = experiment(options, device)
     if not ways:
         return []
-    calls = 5 if name in ("techniques", "layer") else lab.ITERATIONS
+    calls = 5 if name in ("techniques", "layer") else profiling.ITERATIONS
     measured = {
         "ms": {
-            way: 1e3 * profiling.benchmark_function(call, (), lab.WARMUP, calls)
+            way: 1e3 * profiling.benchmark_function(call, (), profiling.WARMUP, calls)
             for way, call in ways.items()
         }
     }

@@ -306,7 +306,7 @@ def compare(profiling: ModuleType, options: Namespace, device: torch.device) -> 
 
     if not options.subjects:
         raise UsageError("compare needs the files of measure: compare mine.json yours.json")
-    pages = comparison.report([read(Path(name), Measured) for name in options.subjects])
+    pages = comparison.report([read(Path(name), Measured) for name in options.subjects], PARTS)
     if options.output and options.output.suffix != ".html":
         raise UsageError(f"--output {options.output}: name a .html file")
     if options.output:
