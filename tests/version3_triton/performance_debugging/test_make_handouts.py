@@ -4,7 +4,10 @@ cause.
 
 import ast
 import io
+import os
 import re
+import subprocess
+import sys
 import tokenize
 from pathlib import Path
 
@@ -69,6 +72,18 @@ def test_a_handout_trains_with_the_numbers_of_its_stage(folder, letter, execute,
         losses.append(read_json(folder.parent / f"{number}.json")["loss"]["all"])
     assert losses[0] == losses[1]
     assert "--fixed" in execute(folder / f"stage_{letter}.py", "--fixed", check=2).err
+
+
+@pytest.mark.parametrize("letter", LETTERS)
+def test_a_handout_finds_the_clone_around_it(folder, letter):
+    """In a plain process, in which nothing else says where the packages are."""
+    for package in ("studies", "tracepage", "version3_triton"):
+        (folder.parent / package).symlink_to(ROOT / package)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, folder / f"stage_{letter}.py", "--help"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"stage_{letter}.py --diagnose" in done.stdout
 
 
 @needs_interpreter

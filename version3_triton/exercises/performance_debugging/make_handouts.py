@@ -25,6 +25,8 @@ HERE = Path(__file__).resolve().parent
 STAGES = {"a": 2, "b": 6, "c": 1, "d": 5, "e": 4, "f": 3}  # the letter of each stage's handout
 SHARED = ("stages.py", "diagnose.py")
 END = "# A handout ends here."  # a line of each stage's file
+ROOT = "Path(__file__).resolve().parents[3]"  # in a stage's file; a handout stands elsewhere
+SEARCH = "next((p for p in Path(__file__).resolve().parents if (p / 'common').is_dir()))"
 MAIN = 'if __name__ == "__main__":\n    STAGE.main()\n'
 DOCSTRING = '''"""Stage {upper}: Version 3, with one thing replaced or with nothing replaced.
 
@@ -59,7 +61,7 @@ def main() -> None:
     for letter, number in STAGES.items():
         [path] = HERE.glob(f"v3_stage{number}_*.py")
         docstring = DOCSTRING.format(letter=letter, upper=letter.upper())
-        program = undocumented(path.read_text().partition(END)[0])
+        program = undocumented(path.read_text().partition(END)[0]).replace(ROOT, SEARCH)
         write_text(folder / f"stage_{letter}.py", f"{docstring}\n{program}{MAIN}")
     print(f"wrote {', '.join(f'stage_{letter}.py' for letter in STAGES)} into {folder}")
 
