@@ -353,5 +353,5 @@ for row in found["sweep"]:
         print("sweep failed:", row["preset"], row["what"], row["how"], row["error"][-90:])
 save()
 DRIVE
-export PYTHONPATH=. TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/v4_trials_triton}
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/v4_trials_triton}
 python .trial_drive.py 2>&1 | tee "$OUT/trials.txt"
