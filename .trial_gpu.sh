@@ -5,7 +5,7 @@
 #   times    steps of all variants in turns, three processes a size; about 170 s
 export OUT=${OUT:-/tmp/trial}
 mkdir -p "$OUT"
-export PYTHONPATH=$PWD
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 part() { # name, seconds, command: its output goes to a file, and is printed at its end
   local name=$1 limit=$2 begin=$SECONDS; shift 2
   timeout "$limit" "$@" > "$OUT/$name.txt" 2> "$OUT/$name.err"
