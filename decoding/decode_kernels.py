@@ -10,7 +10,7 @@ inside of it.
 
 A product must read each weight once, and weights do not depend on the token. So it loads the first
 ones before it waits for the kernel before it (`version3_triton/kernels/dependent_launch.py`), and
-memory stays busy between two kernels. Sums are float32.
+memory waits less between two kernels. Sums are float32.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,8 @@ from torch import Tensor, nn
 
 CHUNK = 128, 16 << 10  # keys of a program, and their bytes, at most
 # The rows and columns of a weight that a program holds at once, and its warps: of 70 to 83 for each
-# product the fastest step on an H200, or within 0.4% of it.
+# product the fastest step on an H200, or within 0.4% of it
+# (results/h200/decoding/tiles_sweep.log.gz).
 TILES = {
     "qkv": (4, 1024, 2),
     "o": (2, 2048, 2),
