@@ -1,5 +1,5 @@
-"""Compiles the kernels of a training step of Versions 3 and 4 for a GPU that is not there, and
-prints a JSON row for each.
+"""Compiles the kernels of a training step of Versions 3 and 4, and of a decode step, for a GPU that
+is not there, and prints a JSON row for each.
 
     python -m tests.offline gfx942 bf16
 
@@ -27,6 +27,7 @@ torch.cuda.is_available, _available = lambda: True, torch.cuda.is_available
 
 from common.config import ModelConfig
 from common.precision import Precision
+from decoding import decode_kernels
 from version3_triton import kernels, tiny_llama_v3
 from version3_triton.kernels import launch_sizes
 from version4_ultra_fused import tiny_llama_v4
@@ -66,6 +67,7 @@ def config(hidden: int, heads: int, kv_heads: int, ffn: int, vocabulary: int = 1
 # loss have odd and large sizes. Of the common two, Version 4 is compiled for the first alone.
 WIDE = config(1024, 8, 4, 4096)
 COMMON = [(config(512, 8, 4, 2048), 1, 128), (WIDE, 1, 16)]
+LARGE = config(2048, 32, 4, 5632, 32000)
 ALL = [
     *COMMON,
     (config(512, 8, 4, 2048), 8, 128),
@@ -73,7 +75,7 @@ ALL = [
     (config(1024, 8, 4, 4096), 1, 256),
     (config(240, 3, 3, 330, 251), 3, 17),
     (config(64, 4, 2, 128, 4096), 1, 16),
-    (config(2048, 32, 4, 5632, 32000), 1, 32),
+    (LARGE, 1, 32),
 ]
 
 
@@ -96,6 +98,24 @@ def step(
 ) -> None:
     optimizer = version.make_optimizer(model, Namespace(learning_rate=1e-3))
     version.make_step(model, optimizer, precision)(batch)
+
+
+def decode_step(config: ModelConfig, dtype: torch.dtype) -> None:
+    """The kernels of a step of `generate.py --operations fused`, with a cache of 640 tokens."""
+    model = tiny_llama_v3.TinyLlama(config).to(dtype)
+    shape = (config.num_layers, config.num_key_value_heads, 640, config.head_dim)
+    decoder = SimpleNamespace(
+        config=config,
+        device=torch.device("cpu"),
+        model=model,
+        tables=(model.cos.float(), model.sin.float()),
+        keys=torch.zeros(shape, dtype=dtype),
+        values=torch.zeros(shape, dtype=dtype),
+        ids=torch.zeros(640, dtype=torch.long),
+        position=torch.zeros(1, dtype=torch.long),
+    )
+    one, write = decode_kernels.fused(decoder)
+    write(one())
 
 
 def scaled_product(a: Tensor, b: Tensor, *, out: Tensor | None = None, **_) -> Tensor:
@@ -165,6 +185,9 @@ def compile_all(
             for variant in variants:
                 fourth = tiny_llama_v4.TinyLlama(model, tiny_llama_v4.SWITCHES | variant)
                 step(tiny_llama_v4, fourth, precision, (ids, targets))
+        if dtype != "fp16":  # generate.py decodes in bf16, and in fp32 without it
+            place = {"target": target, "dtype": dtype, "hidden_size": LARGE.hidden_size}
+            decode_step(LARGE, DTYPES[dtype])
     return rows
 
 

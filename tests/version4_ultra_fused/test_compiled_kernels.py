@@ -1,5 +1,5 @@
-"""Every kernel of a step of Versions 3 and 4 compiles for GPUs of both vendors, spills nothing, and
-fits into shared memory.
+"""Every kernel of a step of Versions 3 and 4, and of a decode step, compiles for GPUs of both
+vendors, spills nothing, and fits into shared memory.
 """
 
 import json
@@ -24,13 +24,17 @@ KNOWN = {
 }
 BOTH_VENDORS = {
     "_adamw",
+    "_attend",
+    "_combine",
     "_cross_entropy",
     "_cross_entropy_mean",
+    "_embed",
     "_embedding_backward",
     "_flash_attention_backward_keys",
     "_flash_attention_backward_queries",
     "_flash_attention_forward",
     "_linear_cross_entropy_loss_and_gradient",
+    "_product",
     "_rms_norm_backward",
     "_rms_norm_dweight",
     "_rms_norm_forward",
@@ -38,6 +42,7 @@ BOTH_VENDORS = {
     "_rotate",
     "_swiglu_backward",
     "_swiglu_forward",
+    "_write",
 }
 CASTS = {"_quantize", "_swiglu_quantized"}
 # what `tiles.LARGEST` and `attention.form` choose on Hopper and elsewhere; gfx90a has no FP8
