@@ -31,7 +31,7 @@ compare: $(STAMP) ## measure all versions and peers at PRESET, tiny, into compar
 	.venv/bin/python version2_pytorch_fused/benchmark_suite.py --models available --preset "$$PRESET" \
 		--batch-sizes preset --seq-lengths preset --output-dir "comparison/$$PRESET" "$$@"
 
-test: $(STAMP) ## run the tests (9 min on two cores)
+test: $(STAMP) ## run the tests (4-9 min on two cores)
 	.venv/bin/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(STAMP) ## run the tests that take minutes each
