@@ -21,6 +21,7 @@ from version1_pytorch_baseline import tiny_llama_v1 as v1
 
 import torch
 import torch.nn.functional as F
+from settings import ITERATIONS, WARMUP, compile_runs_on
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -42,7 +43,7 @@ def scores_like(options: Namespace, device: torch.device | str) -> Tensor:
 
 def compiled(function: Callable[..., Any], device: torch.device) -> dict[str, Callable[..., Any]]:
     """The function compiled, where torch.compile works."""
-    if devices.compile_problem(device):
+    if not compile_runs_on(device.type):
         return {}
     return {"compile": torch.compile(function, dynamic=False)}
 
@@ -218,17 +219,16 @@ def run(
     of techniques MB added.
 
     A row has the kind of device, the values of all ways, and those of the first and the last.
-    `profiling` is the module that measures, with its WARMUP and ITERATIONS.
     """
     experiment: Callable[[Namespace, torch.device], Ways] = globals()[name]
     torch.manual_seed(0)
     ways = experiment(options, device)
     if not ways:
         return []
-    calls = 5 if name in ("techniques", "layer") else profiling.ITERATIONS
+    calls = 5 if name in ("techniques", "layer") else ITERATIONS
     measured = {
         "ms": {
-            way: 1e3 * profiling.benchmark_function(call, (), profiling.WARMUP, calls)
+            way: 1e3 * profiling.benchmark_function(call, (), WARMUP, calls)
             for way, call in ways.items()
         }
     }

@@ -44,6 +44,9 @@ from tracepage.show import tables
 
 import torch
 from pydantic import PositiveInt
+from settings import ITERATIONS as ITERATIONS  # profiling.py takes them from here
+from settings import WARMUP as WARMUP
+from settings import compile_runs_on as compile_runs_on
 from torch import Tensor
 from typing_extensions import TypedDict
 
@@ -60,9 +63,6 @@ PARTS = ("components", *WAYS)  # of profiling_lab.json; one that was not measure
 # in experiments.py
 EXPERIMENTS = ("bandwidth", "launches", "transfer", "synchronization", "techniques", "layer")
 SIZES = ("batch_size", "seq_len", "d_model", "num_heads", "seq_lens")
-# calls in every measurement of profiling.py
-WARMUP = 3
-ITERATIONS = 20
 UNEXPLAINED = 0.1  # below this share of the measured time, neither FLOPs nor bytes explain it
 MIB = 2**20
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -212,12 +212,6 @@ def has_flash_kernel(Q: Tensor, K: Tensor, V: Tensor) -> bool:
     # no mask, no dropout, not causal, no groups
     inputs = torch.backends.cuda.SDPAParams(Q, K, V, None, 0.0, False, False)
     return torch.backends.cuda.can_use_flash_attention(inputs)
-
-
-@functools.cache
-def compile_runs_on(device: str) -> bool:
-    """Whether torch.compile works on the device."""
-    return devices.compile_problem(torch.device(device)) is None
 
 
 def jax_runs_on(device: str) -> bool:
