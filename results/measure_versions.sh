@@ -28,7 +28,7 @@ parts=${2//,/ }
 shift 2
 mkdir -p "$out"
 cd "$results/.."
-v1=version1_pytorch_baseline v2=version2_pytorch_fused v3=version3_triton v4=version4_ultra_fused
+v1=version1_pytorch_baseline v2=version2_pytorch_fused v3=version3_triton
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 code=0
@@ -94,7 +94,7 @@ peer_traces() {
 }
 
 formats() {
-    at_the_preset formats v4,v4-fp8
+    [ "$precision" = fp32 ] || at_the_preset formats v4,v4-fp8
 }
 
 sequence() {

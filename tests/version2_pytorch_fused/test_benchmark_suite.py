@@ -74,8 +74,10 @@ def test_what_a_study_that_failed_or_was_stopped_measured_is_kept(
     assert sorted(path.name for path in (tmp_path / "results/name").iterdir()) == written
 
 
-def test_large_steps_are_measured_under_load_in_turns_with_their_deterministic_form(tmp_path):
-    """`python` is a stand-in that keeps its arguments."""
+def recorded_studies(tmp_path: Path) -> tuple[Path, Path, str]:
+    """The script in a folder of its own; and where a stand-in for `python`, first on this PATH,
+    keeps its arguments.
+    """
     for folder in ("bin", "results"):
         (tmp_path / folder).mkdir()
     script = shutil.copy(ROOT / "results/measure_versions.sh", tmp_path / "results")
@@ -85,7 +87,24 @@ def test_large_steps_are_measured_under_load_in_turns_with_their_deterministic_f
     done = """echo '{"status": "completed"}' >"$2/benchmark.json\""""
     python.write_text(f"#!/bin/sh\n{keep}\n{done}\n")
     python.chmod(0o755)
-    environment = {"PATH": f"{python.parent}:{os.environ['PATH']}", "PRECISIONS": "bf16"}
+    return script, log, f"{python.parent}:{os.environ['PATH']}"
+
+
+def test_number_formats_are_measured_in_bf16_alone(tmp_path):
+    script, log, path = recorded_studies(tmp_path)
+    command = ["bash", script, "name", "formats", "tiny:2"]
+    subprocess.run(command, env={**os.environ, "PATH": path}, check=True)
+    [study] = log.read_text().splitlines()
+    assert "--use-amp" in study and "--models v4,v4-fp8 " in f"{study} "
+    assert [path.name for path in (tmp_path / "results/name").iterdir()] == [
+        "formats_tiny_bf16.json"
+    ]
+
+
+def test_large_steps_are_measured_under_load_in_turns_with_their_deterministic_form(tmp_path):
+    """`python` is a stand-in that keeps its arguments."""
+    script, log, path = recorded_studies(tmp_path)
+    environment = {"PATH": path, "PRECISIONS": "bf16"}
     command = ["bash", script, "name", "determinism", "small:2", "large:2"]
     subprocess.run(command, env={**os.environ, **environment}, check=True)
     small, large = log.read_text().splitlines()
