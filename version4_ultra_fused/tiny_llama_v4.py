@@ -82,7 +82,7 @@ class AttentionFunction(Function):
             with span("qkv_projection"):
                 packed = operations.qkv_rope(y, shared.weight(qkv), shared.rope, attn.rotated)
             attended = CausalAttention(packed, shared.rope, attn.heads, shared.switches, operations)
-            ctx.saved = (block, shared, qkv, output, y, norm, attended)
+            ctx.saved = (block, shared.plan, qkv, output, y, norm, attended)
             with span("output_projection"):
                 return shared.residual(ctx, total), attended.out @ shared.weight(output).T
 
@@ -90,15 +90,13 @@ class AttentionFunction(Function):
     @once_differentiable
     @span("attention")
     def backward(ctx, dtotal: Tensor | None, dbranch: Tensor):  # type: ignore[override]
-        block, shared, qkv, output, y, norm, attended = saved(ctx)
-        plan = shared.plan
-        doutput = plan.matrix_gradient(output, dbranch, attended.out)
-        dpacked, dots = attended.gradient(dbranch @ shared.weight(output))
-        dqkv = plan.matrix_gradient(qkv, dpacked, y)
-        product = (dpacked, dots, shared.weight(qkv))
-        dx, dprev, dnorm = norm_gradients.through_product(ctx, plan, product, dtotal, dbranch, norm)
-        plan.block_done(block)
-        return dx, dprev, None, None, dnorm, dqkv, doutput
+        block, plan, qkv, output, y, norm, attended = saved(ctx)
+        dattended, doutput = plan.product_gradients(output, dbranch, attended.out)
+        product = (qkv, *attended.gradient(dattended), y)
+        dinputs, dqkv = norm_gradients.through_product(ctx, plan, product, dtotal, dbranch, norm)
+        plan.sublayer_done(block.self_attn)
+        dx, dprevious, dnorm = dinputs
+        return dx, dprevious, None, None, dnorm, dqkv, doutput
 
 
 class FeedForwardFunction(Function):
@@ -113,7 +111,7 @@ class FeedForwardFunction(Function):
         with span("mlp"):
             with span("gate_up"):  # [N, 2 F], [N, F]
                 gates, hidden = operations.gate_up_swiglu(y, shared.weight(gate_up))
-            ctx.saved = (shared, gate_up, down, y, norm, gates, hidden)
+            ctx.saved = (block, shared.plan, gate_up, down, y, norm, gates, hidden)
             with span("down"):
                 return shared.residual(ctx, total), hidden @ shared.weight(down).T
 
@@ -121,16 +119,17 @@ class FeedForwardFunction(Function):
     @once_differentiable
     @span("mlp")
     def backward(ctx, dtotal: Tensor | None, dbranch: Tensor):  # type: ignore[override]
-        shared, gate_up, down, y, norm, gates, hidden = saved(ctx)
-        plan = shared.plan
-        ddown = plan.matrix_gradient(down, dbranch, hidden)
-        dhidden = dbranch @ shared.weight(down)
+        block, plan, gate_up, down, y, norm, gates, hidden = saved(ctx)
+        dhidden, ddown = plan.product_gradients(down, dbranch, hidden)
         dgates, dots = plan.operations.swiglu_backward(dhidden, gates, norm.total)
         del dhidden  # frees its memory for what follows
-        dgate_up = plan.matrix_gradient(gate_up, dgates, y)
-        product = (dgates, dots, shared.weight(gate_up))
-        dx, dprev, dnorm = norm_gradients.through_product(ctx, plan, product, dtotal, dbranch, norm)
-        return dx, dprev, None, None, dnorm, dgate_up, ddown
+        product = (gate_up, dgates, dots, y)
+        dinputs, dgate_up = norm_gradients.through_product(
+            ctx, plan, product, dtotal, dbranch, norm
+        )
+        plan.sublayer_done(block.mlp)
+        dx, dprevious, dnorm = dinputs
+        return dx, dprevious, None, None, dnorm, dgate_up, ddown
 
 
 class Attention(nn.Module):

@@ -56,11 +56,10 @@ def form(options: RunOptions, forms: Sequence[str] = ranks.FORMS) -> str | None:
     if chosen not in forms:
         raise UsageError(f"this script takes --parallel {' or '.join(forms)}")
     compiled = options.switches.get("torch-compile")
-    if chosen == "fsdp" and (options.capture_step or compiled or options.enable_deepspeed_flops):
-        refused = "--capture-step, --enable-torch-compile and --enable-deepspeed-flops"
+    if chosen == "fsdp" and (compiled or options.enable_deepspeed_flops):
         raise UsageError(
-            f"--parallel fsdp gathers weights in each step: leave {refused} out, "
-            "or take ddp or zero1"
+            "--parallel fsdp gathers weights in each step: leave --enable-torch-compile and "
+            "--enable-deepspeed-flops out, or take ddp or zero1"
         )
     return chosen
 

@@ -84,7 +84,6 @@ class LossFunction(torch.autograd.Function):
         plan = ctx.plan
         if dloss is not ctx.one:
             dlogits = dlogits * dloss
-        dhead = plan.matrix_gradient(head, dlogits, y)
-        dy = dlogits @ plan.buffers.weight(head, dlogits.dtype)
+        dy, dhead = plan.product_gradients(head, dlogits, y)
         dx, dprevious, dnorm = norm_gradients.of_norm(ctx, plan, dy, None, None, norm)
         return dx, dprevious, None, None, dnorm, dhead

@@ -99,7 +99,7 @@ class FP8AttentionFunction(torch.autograd.Function):
                 packed = operations.rotate(into.forward(y), shared.rope, attn.rotated)
             attended = CausalAttention(packed, shared.rope, attn.heads, shared.switches, operations)
             ctx.saved = (norm, attended, into, out_of)
-            ctx.block = block
+            ctx.sublayer = attn
             ctx.plan = plan
             with span("output_projection"):
                 return shared.residual(ctx, x), out_of.forward(attended.out)
@@ -111,7 +111,7 @@ class FP8AttentionFunction(torch.autograd.Function):
         norm, attended, into, out_of = saved(ctx)
         dy = into.backward(attended.gradient(out_of.backward(dbranch))[0])
         dx, dprevious, dnorm = norm_gradients.of_norm(ctx, ctx.plan, dy, dtotal, dbranch, norm)
-        ctx.plan.block_done(ctx.block)
+        ctx.plan.sublayer_done(ctx.sublayer)
         return dx, dprevious, None, None, dnorm, None, None
 
 
@@ -133,6 +133,7 @@ class FP8FeedForwardFunction(torch.autograd.Function):
             with span("activation"):
                 hidden = operations.swiglu_quantized(gates, out_of.x)
             ctx.saved = (norm, gates, into, out_of)
+            ctx.sublayer = block.mlp
             ctx.plan = plan
             with span("down"):
                 return shared.residual(ctx, x), out_of.forward_stored(*hidden)
@@ -148,6 +149,7 @@ class FP8FeedForwardFunction(torch.autograd.Function):
         )
         dy = into.backward_stored(*dgates)
         dx, dprevious, dnorm = norm_gradients.of_norm(ctx, ctx.plan, dy, dtotal, dbranch, norm)
+        ctx.plan.sublayer_done(ctx.sublayer)
         return dx, dprevious, None, None, dnorm, None, None
 
 

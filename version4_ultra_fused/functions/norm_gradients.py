@@ -60,18 +60,23 @@ def of_norm(
 def through_product(
     ctx,
     plan: MemoryPlan,
-    product: tuple[Tensor, Tensor | None, Tensor],
+    product: tuple[Tensor, Tensor, Tensor | None, Tensor],
     dtotal: Tensor | None,
     dbranch: Tensor,
     norm: Norm,
-) -> Gradients:
-    """`of_norm` of dy = dout W; `product` is dout [N, C], `dots` of `product_norm_backward`, and W
-    [C, D].
+) -> tuple[Gradients, Tensor | None]:
+    """`of_norm` of dy = dout W, where out = y W^T, and the gradient of W.
+
+    `product` is the parameter W [C, D], dout [N, C], `dots` of `product_norm_backward`, and y [N,
+    D].
     """
-    dout, dots, weight = product
+    parameter, dout, dots, y = product
+    weight = plan.buffers.weight(parameter, dout.dtype)
+    ready = plan.schedule.mark()
     dtype, branch_dtype = _dtypes(ctx, dout, norm)
     added = dbranch if dtotal is None else dtotal
     results = plan.operations.product_norm_backward(
         dout, dots, weight, added, norm, dtype=dtype, branch_dtype=branch_dtype
     )
-    return _gradients(ctx, plan, results, norm)
+    dweight = plan.matrix_gradient(parameter, dout, y, ready)
+    return _gradients(ctx, plan, results, norm), dweight

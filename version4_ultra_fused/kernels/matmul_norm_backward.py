@@ -13,16 +13,16 @@ registers, and adds up their products (`dots`).
     alone       dy is written and read, x and dtotal are read, dx is written: 5 N D elements
     epilogue    x and dtotal are read, dx is written: 3 N D, and a launch less
 
-It gains where a launch counts (LOG.md has the table). In large products it loses: a tile waits for
-x and dtotal after its last multiplication. The weight's gradient leaves as parts, one for each row
-of tiles. All sums have a fixed order.
+It gains where a launch counts, and loses in large products (LOG.md has the table). A program loads
+its tile of x and dtotal before it multiplies, so that they are there at its end. The weight's
+gradient leaves as parts, one for each row of tiles. All sums have a fixed order.
 """
 
 from common.spans import span
 from version3_triton.kernels.checks import checked
 from version3_triton.kernels.dependent_launch import begin, dependent
 from version3_triton.kernels.launch_sizes import ceil_div
-from version3_triton.kernels.memory import read
+from version3_triton.kernels.memory import in_matrix, read
 from version4_ultra_fused.kernels.matmul import GROUP, TensorDescriptor, corner, in_epilogue
 from version4_ultra_fused.kernels.norm import add_norm_backward, branch_gradient
 from version4_ultra_fused.kernels.reference import Norm
@@ -38,10 +38,10 @@ from torch import Tensor
 def _matmul_norm_backward(
     dout,  # descriptor of [M, K]
     matrix,  # descriptor of [K, N]
-    total,  # descriptor of x [M, N]
-    dtotal,  # descriptor of [M, N]
     out,  # descriptor of dx [M, N]
     branch,  # descriptor of dx [M, N] in another dtype; or out
+    total_ptr,  # [M, N]: x
+    dtotal_ptr,  # [M, N]
     weight_ptr,  # [N]: w
     rstd_ptr,  # [M]: 1 / rms
     dots_ptr,  # [parts_of_dots, M]
@@ -58,7 +58,7 @@ def _matmul_norm_backward(
     BK: tl.constexpr,  # depth of a step
     DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
-    """dout [M, K], matrix [K, N], total, dtotal and out [M, N]; dots [parts_of_dots, M], parts
+    """dout [M, K], matrix [K, N], x, dtotal and out [M, N]; dots [parts_of_dots, M], parts
     [tiles of M, N].
     """
     begin(DEPENDENT)
@@ -66,23 +66,26 @@ def _matmul_norm_backward(
         tl.program_id(0), tl.cdiv(M, BM) * tl.cdiv(N, BN), PROGRAMS, flatten=True
     ):
         m, n = corner(number, M, N, GROUP, BM, BN)
-        dy = tl.zeros((BM, BN), tl.float32)
-        for k in range(0, K, BK):
-            dy = tl.dot(dout.load([m, k]), matrix.load([k, n]), dy)
         row = m + tl.arange(0, BM)
         column = n + tl.arange(0, BN)
+        inside = in_matrix(row, M, column, N)
+        place = row[:, None].to(tl.int64) * N + column[None, :]
+        total = tl.load(total_ptr + place, mask=inside, other=0.0)
+        dtotal = tl.load(dtotal_ptr + place, mask=inside, other=0.0)
         mean = tl.zeros((BM,), tl.float32)
         for part in range(parts_of_dots):
             mean += tl.load(dots_ptr + part * M + row, mask=row < M, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=row < M, other=0.0)[:, None]
-        normalized = total.load([m, n]).to(tl.float32) * rstd
+        weight = read(weight_ptr + column, column < N)
+        dy = tl.zeros((BM, BN), tl.float32)
+        for k in range(0, K, BK):
+            dy = tl.dot(dout.load([m, k]), matrix.load([k, n]), dy)
+        normalized = total.to(tl.float32) * rstd
         tl.store(
             parts_ptr + (m // BM) * N + column, tl.sum(dy * normalized, axis=0), mask=column < N
         )
-        weight = read(weight_ptr + column, column < N)
-        dx = (dy * weight[None, :] - normalized * (mean / N)[:, None]) * rstd + dtotal.load(
-            [m, n]
-        ).to(tl.float32)
+        dx = (dy * weight[None, :] - normalized * (mean / N)[:, None]) * rstd
+        dx += dtotal.to(tl.float32)
         out.store([m, n], dx.to(out.dtype))
         if COPY:
             branch.store([m, n], dx.to(branch.dtype))
@@ -120,11 +123,12 @@ def product_norm_backward(
     dx = torch.empty_like(total, dtype=dtype)
     dbranch = branch_gradient(dx, branch_dtype)
     parts = dots.new_empty(ceil_div(rows, m), size)
-    results = (total, dtotal, dx, dbranch)
-    described = (dout, [m, k]), (matrix, [k, n]), *((x, [m, n]) for x in results)
+    described = (dout, [m, k]), (matrix, [k, n]), (dx, [m, n]), (dbranch, [m, n])
     programs = min(multiprocessors(), ceil_div(rows, m) * ceil_div(size, n))
     _matmul_norm_backward[programs,](
         *(TensorDescriptor.from_tensor(matrix, block) for matrix, block in described),
+        total,
+        dtotal.contiguous(),
         norm.weight,
         norm.rstd,
         dots,

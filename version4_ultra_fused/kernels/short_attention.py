@@ -8,9 +8,10 @@ Version 3's two kernels compute the scores and do v^T twice, because one owns qu
 keys. Here a program owns at most 64 positions of a key/value head and of the query heads that share
 it, as keys and as queries. On the diagonal, where its queries meet its keys, each product is
 computed once: 5 instead of 7. Only where later queries meet earlier keys are the scores and do v^T
-computed by both programs. The kernel reads q, k and v packed as the product gave them, and writes
-their gradients packed, rotated back by RoPE, for the next product. There are B K programs for each
-64 positions.
+computed by both programs. If the query heads of a key are even in number, a program takes two at a
+time, one below the other: half as many products in a row, each of twice the rows. The kernel reads
+q, k and v packed as the product gave them, and writes their gradients packed, rotated back by RoPE,
+for the next product. There are B K programs for each 64 positions.
 """
 
 import math
@@ -40,12 +41,15 @@ def _load(
     DIM: tl.constexpr,  # Dh
     ROWS: tl.constexpr,  # positions of a program
     BLOCK: tl.constexpr,  # Dh, rounded up to a power of two
+    PACK: tl.constexpr = 1,  # neighbouring heads, one below the other
 ):
-    """ROWS rows of a head from row `first` on, [ROWS, BLOCK]; zeros outside."""
-    row = first + tl.arange(0, ROWS)
+    """ROWS rows of each head from row `first` on, [PACK ROWS, BLOCK]; zeros outside."""
+    number = tl.arange(0, PACK * ROWS)
+    row = first + number % ROWS
     column = tl.arange(0, BLOCK)
     inside = in_matrix(row, length, column, DIM)
-    return tl.load(ptr + row[:, None] * stride + column[None, :], mask=inside, other=0.0)
+    start = row * stride + number // ROWS * DIM
+    return tl.load(ptr + start[:, None] + column[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
@@ -61,11 +65,13 @@ def _store(
     DIM: tl.constexpr,  # Dh
     ROWS: tl.constexpr,  # positions of a program
     BLOCK: tl.constexpr,  # Dh, rounded up to a power of two
+    PACK: tl.constexpr = 1,  # neighbouring heads, one below the other
 ):
-    """Writes x [ROWS, BLOCK] where `_load` reads; if ROTATED after RoPE's transpose on neighbouring
-    columns.
+    """Writes x [PACK ROWS, BLOCK] where `_load` reads; if ROTATED after RoPE's transpose on
+    neighbouring columns.
     """
-    row = first + tl.arange(0, ROWS)
+    number = tl.arange(0, PACK * ROWS)
+    row = first + number % ROWS
     column = tl.arange(0, BLOCK)
     if ROTATED:
         pair = tl.arange(0, BLOCK // 2)
@@ -73,15 +79,17 @@ def _store(
         table = row[:, None] * DIM + pair[None, :]
         cos = tl.load(cos_ptr + table, mask=inside, other=0.0)
         sin = tl.load(sin_ptr + table, mask=inside, other=0.0)
-        left, right = tl.split(tl.reshape(x, (ROWS, BLOCK // 2, 2)))
-        x = tl.reshape(tl.join(left * cos + right * sin, right * cos - left * sin), (ROWS, BLOCK))
+        left, right = tl.split(tl.reshape(x, (PACK * ROWS, BLOCK // 2, 2)))
+        left, right = left * cos + right * sin, right * cos - left * sin
+        x = tl.reshape(tl.join(left, right), (PACK * ROWS, BLOCK))
     inside = in_matrix(row, length, column, DIM)
-    tl.store(ptr + row[:, None] * stride + column[None, :], x, mask=inside)
+    start = row * stride + number // ROWS * DIM
+    tl.store(ptr + start[:, None] + column[None, :], x, mask=inside)
 
 
 @triton.jit
 def _scores(
-    q_ptr,  # the head's queries
+    q_ptr,  # queries of PACK heads
     lse_ptr,  # their log-sum-exp, to base 2
     o_ptr,  # their result
     do_ptr,  # the gradient of o
@@ -97,19 +105,22 @@ def _scores(
     DIM: tl.constexpr,  # Dh
     ROWS: tl.constexpr,  # positions of a program
     BLOCK: tl.constexpr,  # Dh, rounded up to a power of two
+    PACK: tl.constexpr,  # heads
 ):
-    """q, do, p and ds of ROWS queries from `first` on and the keys k; on the diagonal p is 0 for
-    later keys.
+    """q, do, p and ds of ROWS queries of each head from `first` on and the keys k; on the diagonal
+    p is 0 for later keys.
     """
-    row = tl.arange(0, ROWS)
-    q = _load(q_ptr, first, length, packed, DIM, ROWS, BLOCK)
-    do = _load(do_ptr, first, length, row_of_o, DIM, ROWS, BLOCK)
-    o = _load(o_ptr, first, length, row_of_o, DIM, ROWS, BLOCK)
-    lse = tl.load(lse_ptr + first + row, mask=first + row < length, other=float("inf"))
+    number = tl.arange(0, PACK * ROWS)
+    row = number % ROWS
+    q = _load(q_ptr, first, length, packed, DIM, ROWS, BLOCK, PACK)
+    do = _load(do_ptr, first, length, row_of_o, DIM, ROWS, BLOCK, PACK)
+    o = _load(o_ptr, first, length, row_of_o, DIM, ROWS, BLOCK, PACK)
+    place = number // ROWS * length + first + row
+    lse = tl.load(lse_ptr + place, mask=first + row < length, other=float("inf"))
     d = tl.sum(o.to(tl.float32) * do.to(tl.float32), axis=1)
     p = tl.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - lse[:, None])
     if DIAGONAL:
-        p = tl.where(row[None, :] <= row[:, None], p, 0.0)
+        p = tl.where(tl.arange(0, ROWS)[None, :] <= row[:, None], p, 0.0)
     ds = (p * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - d[:, None])).to(q.dtype)
     return q, do, p.to(do.dtype), ds
 
@@ -134,6 +145,7 @@ def _short_attention_backward(
     ROWS: tl.constexpr,  # positions of a program
     BLOCK: tl.constexpr,  # Dh, rounded up to a power of two
     DOTS: tl.constexpr,  # whether to write dots
+    PACK: tl.constexpr,  # query heads at a time, which divides H / K
     DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     begin(DEPENDENT)
@@ -153,9 +165,9 @@ def _short_attention_backward(
     v = _load(v_ptr, first, length, packed, DIM, ROWS, BLOCK)
     dk = tl.zeros((ROWS, BLOCK), tl.float32)
     dv = tl.zeros((ROWS, BLOCK), tl.float32)
-    dots = tl.zeros((ROWS,), tl.float32)
-    for group in range(H // K):
-        head = kv_head * (H // K) + group
+    dots = tl.zeros((PACK * ROWS,), tl.float32)
+    for group in range(H // K // PACK):
+        head = kv_head * (H // K) + group * PACK
         pointers = (
             qkv_ptr + head * DIM,
             lse_ptr + (batch * H + head).to(tl.int64) * length,
@@ -176,6 +188,7 @@ def _short_attention_backward(
             DIM,
             ROWS,
             BLOCK,
+            PACK,
         )
         dv = tl.dot(tl.trans(p), do, dv, input_precision=PRECISION)
         dk = tl.dot(tl.trans(ds), q, dk, input_precision=PRECISION)
@@ -197,6 +210,7 @@ def _short_attention_backward(
                 DIM,
                 ROWS,
                 BLOCK,
+                PACK,
             )
             dv = tl.dot(tl.trans(p), do, dv, input_precision=PRECISION)
             dk = tl.dot(tl.trans(ds), q, dk, input_precision=PRECISION)
@@ -217,15 +231,17 @@ def _short_attention_backward(
                 DIM,
                 ROWS,
                 BLOCK,
+                PACK,
             )
             part = tl.dot(ds, keys, input_precision=PRECISION)
             if DOTS:
                 dots += tl.sum(part * q.to(tl.float32), axis=1)
             dq += part
-        _store(out_ptr + head * DIM, dq * factor, True, *tables, packed, DIM, ROWS, BLOCK)
+        _store(out_ptr + head * DIM, dq * factor, True, *tables, packed, DIM, ROWS, BLOCK, PACK)
     if DOTS:
         k = _load(k_ptr, first, length, packed, DIM, ROWS, BLOCK)
         v = _load(v_ptr, first, length, packed, DIM, ROWS, BLOCK)
+        dots = tl.sum(tl.reshape(dots, (PACK, ROWS)), axis=0)
         dots = (dots + tl.sum(dk * k.to(tl.float32), axis=1)) * factor + tl.sum(
             dv * v.to(tl.float32), axis=1
         )
@@ -266,6 +282,7 @@ def attend_backward(
     dots = qkv.new_empty(kv_heads, qkv.shape[0], dtype=torch.float32) if needed else None
     factor = 1 / math.sqrt(head_dim)
     rows = max(16, min(ROWS, triton.next_power_of_2(length)))
+    pack = 2 if heads[0] // kv_heads % 2 == 0 else 1
     _short_attention_backward[qkv.shape[0] // length * kv_heads, ceil_div(length, rows)](
         qkv.contiguous(),
         o.contiguous(),
@@ -284,7 +301,8 @@ def attend_backward(
         PRECISION=dot_precision(qkv.dtype),
         ROWS=rows,
         BLOCK=max(16, triton.next_power_of_2(head_dim)),
-        num_warps=4,
+        PACK=pack,
+        num_warps=4 * pack,
         num_stages=1,
         DOTS=needed,
         **dependent(),

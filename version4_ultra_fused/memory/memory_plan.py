@@ -22,19 +22,20 @@ branch:
       d(hidden)                  -->  gradient[down]
       d(gates) over gates        -->  gradient[gate, up]
       d(total), parts            ---------------------------------> gradient[norm]
+                                      both are there  ------------>  AdamW of the two: moments,
+                                                                     master, working
       d(attended)                -->  gradient[output]
       d(q k v)                   -->  gradient[qkv]
       d(total), parts            ---------------------------------> gradient[norm]
-                                      the block's gradients are there -->
-                                                                     AdamW of the block: moments,
-                                                                     master, working
+                                      both are there  ------------>  AdamW of the two
     the embedding: adds to       <--  gradient[head]
       gradient[head]
     join, AdamW of norms and head
-      and of blocks not yet updated
+      and of matrices not yet updated
 
-Nothing reads `working` of a block after its backward pass, so its update may run beside the
-blocks before it. Without side streams the same work is done in line, in the order of issue.
+Attention and the feed-forward network of a block are its two sublayers. Nothing reads `working` of
+a sublayer after its backward pass, so its update may run beside the rest. Without side streams the
+same work is done in line, in the order of issue.
 """
 
 import functools
@@ -97,8 +98,8 @@ class MemoryPlan:
         operations: the model's.
         buffers: of its weights and gradients. Each method below that is named after a gradient
             returns it for autograd, or writes it to its buffer and returns None.
-        update_block: updates the matrices of a block, beside the backward pass of the blocks before
-            it; None: not before its end.
+        update_sublayer: updates the matrices of attention or the feed-forward network of a block,
+            beside the rest of the backward pass; None: not before its end.
         communicates: whether gradients are added up over processes as they are written.
         scales: of products in FP8.
     """
@@ -107,13 +108,13 @@ class MemoryPlan:
         self,
         operations: Operations,
         buffers: Buffers = NO_BUFFERS,
-        update_block: Callable[[nn.Module], None] | None = None,
+        update_sublayer: Callable[[nn.Module], None] | None = None,
         communicates: bool = False,
         scales: Scales | None = None,
     ) -> None:
         self.operations = operations
         self.buffers = buffers
-        self.update_block = update_block
+        self.update_sublayer = update_sublayer
         self.communicates = communicates
         self.scales = scales
         self.schedule = Schedule()
@@ -136,8 +137,15 @@ class MemoryPlan:
             self.scales.end()
         self.schedule.end()
 
-    def matrix_gradient(self, parameter: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
-        """The gradient dy^T x of a weight W [O, I] in the product x W^T; dy is [N, O], x [N, I]."""
+    def matrix_gradient(
+        self, parameter: Tensor, dy: Tensor, x: Tensor, after: torch.cuda.Event | None = None
+    ) -> Tensor | None:
+        """The gradient dy^T x of a weight W [O, I] in the product x W^T.
+
+        Args:
+            dy, x: [N, O] and [N, I].
+            after: of `Schedule.mark`, when both were there.
+        """
         out = self.buffers.gradient.get(parameter)
         if out is None:
             return (dy.T @ x).to(parameter.dtype)
@@ -150,8 +158,16 @@ class MemoryPlan:
             else:
                 out.copy_(dy.T @ x)
 
-        self.schedule.on_products(parameter, write, dy, x)
+        self.schedule.on_products(parameter, write, dy, x, after=after)
         return None
+
+    def product_gradients(
+        self, parameter: Tensor, dy: Tensor, x: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """The gradient dy W of x, and that of W, as of `matrix_gradient`."""
+        ready = self.schedule.mark()
+        dx = dy @ self.buffers.weight(parameter, dy.dtype)
+        return dx, self.matrix_gradient(parameter, dy, x, ready)
 
     def norm_gradient(self, parameter: Tensor, parts: Tensor) -> Tensor | None:
         """The gradient of a norm's weight [D] from `parts` [parts, D] of `add_norm_backward`."""
@@ -169,8 +185,8 @@ class MemoryPlan:
         """The gradient of the embedding [V, D] from `ids` and `order` [N], sorted, and dx [N, D].
 
         In a buffer it is added to that of the head, which has the same weight. This runs on the
-        main stream, beside the update of the first block. The products' stream sorts the ids before
-        it computes the head's gradient, so one event says that both are there.
+        main stream, beside the update of the first sublayer. The products' stream sorts the ids
+        before it computes the head's gradient, so one event says that both are there.
         """
         out = self.buffers.gradient.get(parameter)
         if out is None:
@@ -181,15 +197,15 @@ class MemoryPlan:
         self.operations.add_embedding_gradient(dx, ids, order, out)
         return None
 
-    def block_done(self, block: nn.Module) -> None:
-        """To be called when the backward pass of a block has been issued: updates it, where that
+    def sublayer_done(self, sublayer: nn.Module) -> None:
+        """To be called when the backward pass of a sublayer has been issued: updates it, where that
         may run beside the rest.
         """
         beside = self.schedule.beside
-        if beside and self.update_block:
+        if beside and self.update_sublayer:
             beside.updates.wait(beside.products)
             with span("optimizer"):
-                beside.updates.run(functools.partial(self.update_block, block))
+                beside.updates.run(functools.partial(self.update_sublayer, sublayer))
 
 
 class Shared(NamedTuple):

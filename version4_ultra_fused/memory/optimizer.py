@@ -6,12 +6,12 @@ embedding, to which two gradients are added, and the norms get theirs in float32
 update also writes each weight in bf16, for the products: a step casts no weights. Gradients are
 overwritten by the next step, so nothing is set to zero and nothing is added up.
 
-The matrices of a block can be updated as soon as their gradients are there, beside the backward
-pass of the blocks before. In a job of several processes the gradients of the block are added up
-over the processes first, in the products' dtype:
+The matrices of a sublayer, attention or the feed-forward network of a block, can be updated as soon
+as their gradients are there, beside the rest of the backward pass. In a job of several processes
+their gradients are added up over the processes first, in the products' dtype:
 
-    ddp      one all-reduce; every process updates the block
-    zero1    each process gets the sum of its share of the block alone, has the moments of that
+    ddp      one all-reduce; every process updates the sublayer
+    zero1    each process gets the sum of its share of the sublayer alone, has the moments of that
              share and updates it; then the shares of the new weights are gathered, in the dtype
              that the products read (Rajbhandari et al. 2020, arXiv:1910.02054, stage 1). The bytes
              are those of ddp, and the update is shared out.
@@ -140,10 +140,6 @@ class Flat:
             self.working.copy_(self.master)
 
 
-def _matrices(block: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in block.parameters() if parameter.dim() == 2]
-
-
 class MasterAdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) for a model with a memory plan.
 
@@ -170,19 +166,20 @@ class MasterAdamW(torch.optim.Optimizer):
         shares = ranks.here().world_size
         self.model = model
         moments = torch.bfloat16 if model.switches["bf16-moments"] else None
-        matrices = [_matrices(block) for block in model.layers]
+        sublayers = [part for block in model.layers for part in (block.self_attn, block.mlp)]
+        matrices = [list(sublayer.parameters()) for sublayer in sublayers]
         self.matrices = Flat(matrices, shares, moments=moments)
         inner = set(self.matrices.parameters)
         others = [p for p in model.parameters() if p not in inner]
         self.others = Flat([others], shares, moments=moments, start=self.matrices.master.numel())
-        self.blocks = dict(zip(model.layers, self.matrices.parts, strict=True))
-        self.updated: set[nn.Module] = set()  # blocks, in the step under way
+        self.sublayers = dict(zip(sublayers, self.matrices.parts, strict=True))
+        self.updated: set[nn.Module] = set()  # sublayers, in the step under way
         # It is on the device, for a captured step.
         self.steps = torch.zeros((), dtype=torch.float32, device=self.others.master.device)
         self.scales = Scales(self.matrices.parameters) if model.switches["fp8"] else None
         self.form: str | None = None  # of --parallel
         self.world_size = 1
-        self.stream: torch.cuda.Stream | None = None  # of the blocks' collectives
+        self.stream: torch.cuda.Stream | None = None  # of the sublayers' collectives
         self._hold_states()
         model.register_load_state_dict_post_hook(self.renew)
 
@@ -253,8 +250,8 @@ class MasterAdamW(torch.optim.Optimizer):
 
         Args:
             dtype: of the products; float32 stands for the weights' own.
-            early: update a block as soon as its gradients are there, where they are written beside
-                the backward pass.
+            early: update a sublayer as soon as its gradients are there, where they are written
+                beside the backward pass.
         """
         dtype = self.others.master.dtype if dtype == torch.float32 else dtype
         self.matrices.allocate(dtype, dtype)
@@ -264,7 +261,7 @@ class MasterAdamW(torch.optim.Optimizer):
         for flat in (self.matrices, self.others):
             for parameter, views in flat.views(flat.read, flat.gradient):
                 working[parameter], gradient[parameter] = views
-        update = self.update_block if early else None
+        update = self.update_sublayer if early else None
         buffers = Buffers(working, gradient)
         communicates = self.form is not None
         self.model.plan = MemoryPlan(
@@ -287,18 +284,18 @@ class MasterAdamW(torch.optim.Optimizer):
         for flat in (self.matrices, self.others):
             flat.renew()
 
-    def update_block(self, block: nn.Module) -> None:
-        """Updates the matrices of a block of the model; the following `step` leaves them out."""
+    def update_sublayer(self, sublayer: nn.Module) -> None:
+        """Updates the matrices of a sublayer of the model; the following `step` leaves them out."""
         if not self.updated:
             self.steps += 1
-        self.updated.add(block)
+        self.updated.add(sublayer)
         with self._on_collectives_stream():
-            self._update(self.matrices, self.blocks[block])
+            self._update(self.matrices, self.sublayers[sublayer])
 
     @contextmanager
     def _on_collectives_stream(self) -> Iterator[None]:
         """Makes a third stream current. Collectives wait there for other processes while the
-        products of the next block go on.
+        products of the next sublayer go on.
         """
         if not (self.form and self.steps.is_cuda):
             yield
@@ -312,12 +309,12 @@ class MasterAdamW(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         if not self.updated and not self.form:
             self.steps += 1
-            # All blocks are updated in one launch.
+            # All are updated in one launch.
             self._update(self.matrices, slice(0, self.matrices.master.numel()))
         else:
-            for block in reversed(self.blocks):
-                if block not in self.updated:
-                    self.update_block(block)
+            for sublayer in reversed(self.sublayers):
+                if sublayer not in self.updated:
+                    self.update_sublayer(sublayer)
         self._update(self.others, *self.others.parts)
         self.updated.clear()
         if self.stream:

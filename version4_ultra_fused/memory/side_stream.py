@@ -23,12 +23,14 @@ class SideStream:
         self.stream = torch.cuda.Stream()
         self.in_flight: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
 
-    def run(self, work: Work, *tensors: Tensor) -> torch.cuda.Event:
-        """Runs `work`, which reads `tensors`, after all that the current stream has been given so
-        far; the event is its end.
+    def run(
+        self, work: Work, *tensors: Tensor, after: torch.cuda.Event | None = None
+    ) -> torch.cuda.Event:
+        """Runs `work`, which reads `tensors`, after an event, or after all that the current stream
+        has been given so far; the returned event is its end.
         """
         current = torch.cuda.current_stream()
-        self.stream.wait_stream(current)
+        self.stream.wait_event(after or current.record_event())
         with torch.cuda.stream(self.stream):
             work()
         done = self.stream.record_event()
@@ -49,7 +51,7 @@ class SideStream:
 
 class SideStreams(NamedTuple):
     products: SideStream  # It writes gradients of matrices.
-    updates: SideStream  # It updates blocks, and sums the gradients of norms.
+    updates: SideStream  # It updates weights, and sums the gradients of norms.
 
 
 class Schedule:
@@ -85,12 +87,29 @@ class Schedule:
         self.beside = None
         self.written.clear()
 
-    def on_products(self, parameter: Tensor | None, work: Work, *tensors: Tensor) -> None:
-        """Does work that reads `tensors` and writes the gradient of `parameter`, if any."""
+    def mark(self) -> torch.cuda.Event | None:
+        """The end of all that the main stream has been given so far, or None without side streams.
+
+        Work that a side stream may begin there is best issued after the main stream's next kernel,
+        on which all that follows waits: of two kernels that may begin at once, the one that was
+        issued first gets the multiprocessors.
+        """
+        return torch.cuda.current_stream().record_event() if self.beside else None
+
+    def on_products(
+        self,
+        parameter: Tensor | None,
+        work: Work,
+        *tensors: Tensor,
+        after: torch.cuda.Event | None = None,
+    ) -> None:
+        """Does work that reads `tensors` and writes the gradient of `parameter`, if any; `after` is
+        of `mark`.
+        """
         if not self.beside:
             work()
             return
-        done = self.beside.products.run(work, *tensors)
+        done = self.beside.products.run(work, *tensors, after=after)
         if parameter is not None:
             self.written[parameter] = done
 

@@ -123,9 +123,10 @@ def test_two_processes_compute_what_one_does_with_all_sequences(two_nodes, tmp_p
         "zero1": {"allreduce": buckets, "broadcast": 2},
         "fsdp": {"allgather_base": 1 + 2 * layers, "reduce_scatter_base": 1 + layers},
     }  # a block's weights are gathered for each pass; embedding, last norm and head stay
-    expected |= {  # Version 4 communicates once a block, and once for the embedding and the norms
-        "v4 ddp": {"allreduce": layers + 1},
-        "v4 zero1": {"reduce_scatter_base": layers + 1, "allgather_base": layers + 1},
+    times = 2 * layers + 1  # Version 4: once a sublayer, and once for the embedding and the norms
+    expected |= {
+        "v4 ddp": {"allreduce": times},
+        "v4 zero1": {"reduce_scatter_base": times, "allgather_base": times},
     }
     expected["v4-bf16-moments ddp"] = expected["v4 ddp"]
     expected["v4-bf16-moments zero1"] = expected["v4 zero1"]
@@ -428,9 +429,9 @@ def test_a_lone_process_is_in_no_group_and_others_take_the_first_form(as_rank):
     "flags, forms, message",
     [
         (
-            ["--capture-step"],
+            ["--enable-deepspeed-flops"],
             ranks.FORMS,
-            "--parallel fsdp gathers weights in each step: leave --capture-step",
+            "--parallel fsdp gathers weights in each step: leave --enable-torch-compile",
         ),
         ([], ("ddp", "zero1"), "this script takes --parallel ddp or zero1"),
     ],
@@ -477,7 +478,7 @@ def test_a_process_that_torchrun_ends_meanwhile_keeps_its_exit_code(as_rank, mon
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("form", ["ddp", "zero1"])
+@pytest.mark.parametrize("form", ranks.FORMS)
 def test_a_captured_step_trains_as_an_eager_one_on_two_gpus(torchrun, tmp_path, form):
     losses = []
     for capture in ("--capture-step", "--no-capture-step"):

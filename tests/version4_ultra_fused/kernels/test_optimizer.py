@@ -31,16 +31,16 @@ def fill(model: torch.nn.Module, seed: int = 0) -> None:
         )
 
 
-@pytest.mark.parametrize("early", [0, 1, 2], ids="{} blocks early".format)
+@pytest.mark.parametrize("early", [0, 1, 3, 4], ids="{} sublayers early".format)
 def test_three_steps_are_pytorchs(early):
-    """Whichever blocks are updated before the rest."""
+    """Whichever sublayers are updated before the rest."""
     model, ours, copies, theirs = pair()
     for _ in range(3):
         for parameter, copy in zip(model.parameters(), copies, strict=True):
             copy.grad = torch.randn_like(copy)
             model.plan.buffers.gradient[parameter].copy_(copy.grad)
-        for block in reversed(model.layers[len(model.layers) - early :]):
-            ours.update_block(block)
+        for sublayer in list(reversed(ours.sublayers))[:early]:
+            ours.update_sublayer(sublayer)
         ours.step()
         theirs.step()
     for parameter, copy in zip(model.parameters(), copies, strict=True):
@@ -74,7 +74,7 @@ def test_every_parameter_draws_random_bits_of_its_own(monkeypatch, no_kernels):
 
     optimizer.plan_memory(torch.float32)
     model.operations = model.operations._replace(adamw=adamw)
-    optimizer.update_block(model.layers[1])
+    optimizer.update_sublayer(model.layers[1].mlp)
     optimizer.step()
     assert sorted(seen) == list(range(len(seen)))
 

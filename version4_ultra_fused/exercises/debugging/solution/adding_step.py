@@ -9,15 +9,20 @@ from version4_ultra_fused.memory.memory_plan import MemoryPlan
 from version4_ultra_fused.memory.optimizer import MasterAdamW
 from version4_ultra_fused.tiny_llama_v4 import SWITCHES, TinyLlama, make_model, make_optimizer
 
+import torch
 from torch import Tensor
 
 __all__ = ["SWITCHES", "TinyLlama", "make_model", "make_optimizer", "make_step"]
 
 
-def add_gradient(plan: MemoryPlan, parameter: Tensor, dy: Tensor, x: Tensor) -> None:
-    """Adds the gradient dy^T x of a weight [O, I] to its buffer; dy is [N, O], and x [N, I]."""
+def add_gradient(
+    plan: MemoryPlan, parameter: Tensor, dy: Tensor, x: Tensor, after: torch.cuda.Event | None
+) -> None:
+    """Adds the gradient dy^T x of a weight [O, I] to its buffer, when dy [N, O] and x [N, I] are
+    there.
+    """
     gradient = plan.buffers.gradient[parameter]
-    plan.schedule.on_products(parameter, lambda: gradient.add_(dy.T @ x), dy, x)
+    plan.schedule.on_products(parameter, lambda: gradient.add_(dy.T @ x), dy, x, after=after)
 
 
 def make_step(model: TinyLlama, optimizer: MasterAdamW, precision: Precision) -> Step:
