@@ -35,7 +35,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PREFETCH = tl.constexpr("prefetch" in trials.ON)
 
 
 @triton.jit
@@ -64,6 +63,7 @@ def _matmul_norm_backward(
     BM: tl.constexpr,  # rows of a tile
     BN: tl.constexpr,  # columns of a tile
     BK: tl.constexpr,  # depth of a step
+    PREFETCH: tl.constexpr,
     DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     """dout [M, K], matrix [K, N], total, dtotal and out [M, N]; dots [parts_of_dots, M], parts
@@ -157,6 +157,7 @@ def product_norm_backward(
         columns,
         len(dots),
         COPY=dbranch is not dx,
+        PREFETCH="prefetch" in trials.ON,
         PROGRAMS=programs,
         GROUP=GROUP,
         **blocks.arguments,

@@ -116,7 +116,9 @@ class Schedule:
         if not self.HOLDS:
             self.release()
 
-    HOLDS = bool({"order", "late"} & trials.ON)
+    @property
+    def HOLDS(self):
+        return bool({"order", "late"} & trials.ON)
 
     def issued(self, last: bool = False) -> None:
         """To be called when the main stream has been given a kernel after work was held; `last`:
