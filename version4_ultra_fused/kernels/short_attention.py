@@ -302,7 +302,7 @@ def attend_backward(
         ROWS=rows,
         BLOCK=max(16, triton.next_power_of_2(head_dim)),
         PACK=pack,
-        num_warps=4 * pack,
+        num_warps=max(4, rows * pack // 16),
         num_stages=1,
         DOTS=needed,
         **dependent(),
