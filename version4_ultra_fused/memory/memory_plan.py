@@ -100,7 +100,7 @@ class MemoryPlan:
         update_block: updates the matrices of a block, beside the backward pass of the blocks before
             it; None: not before its end.
         communicates: whether gradients are added up over processes as they are written.
-        scales: of products in FP8.
+        scales: of products in FP8; None: there are none.
     """
 
     def __init__(
@@ -135,6 +135,10 @@ class MemoryPlan:
         if self.scales:
             self.scales.end()
         self.schedule.end()
+
+    def in_fp8(self, weight: Tensor, dtype: torch.dtype) -> bool:
+        """Whether the product with this weight is in FP8, where others are in `dtype`."""
+        return self.scales is not None and weight in self.scales.place and dtype == torch.bfloat16
 
     def matrix_gradient(self, parameter: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
         """The gradient dy^T x of a weight W [O, I] in the product x W^T; dy is [N, O], x [N, I]."""
