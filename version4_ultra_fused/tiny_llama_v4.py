@@ -161,7 +161,7 @@ class Block(nn.Module):
         """The residual stream and what the layer before adds to it -> the same for the next."""
         attention: type[Function] = AttentionFunction
         feed_forward: type[Function] = FeedForwardFunction
-        if shared.plan.scales and shared.dtype == torch.bfloat16:  # with --enable-fp8
+        if shared.plan.in_fp8(self.mlp.down_proj.weight, shared.dtype):  # with --enable-fp8
             from version4_ultra_fused.functions import fp8_block
 
             attention, feed_forward = fp8_block.FUNCTIONS
@@ -219,8 +219,7 @@ class TinyLlama(nn.Module):
         """Mean cross-entropy in nats; `targets` [B, S] are the next tokens, already shifted."""
         x, branch = self.hidden_states(input_ids)
         with span("loss"):
-            weights = (self.norm.weight, self.lm_head.weight)
-            return ends.LossFunction.apply(x, branch, targets.flatten(), self, *weights)
+            return ends.loss(x, branch, targets.flatten(), self)
 
     def kernel_flops(self, input_ids: Tensor) -> dict[str, int]:
         """FLOPs of the kernels, which counters of operators do not see."""

@@ -42,13 +42,13 @@ BOTH_VENDORS = {
     "_swiglu_forward",
     "_write",
 }
-CASTS = {"_quantize", "_swiglu_quantized"}
+FP8 = {"_logits_gradient", "_quantize", "_swiglu_quantized"}
 # what `tiles.LARGEST` and `attention.form` choose on Hopper and elsewhere; gfx90a has no FP8
 ONLY = {
     "gfx90a": {"_swiglu"},
-    "gfx942": {"_swiglu"} | CASTS,
-    "gfx950": {"_swiglu"} | CASTS,
-    "sm_90": {"_matmul", "_matmul_norm_backward", "_short_attention_backward"} | CASTS,
+    "gfx942": {"_swiglu"} | FP8,
+    "gfx950": {"_swiglu"} | FP8,
+    "sm_90": {"_matmul", "_matmul_norm_backward", "_short_attention_backward"} | FP8,
 }
 
 

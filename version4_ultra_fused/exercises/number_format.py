@@ -4,8 +4,8 @@
     python number_format.py --scale-error -6 0 6
 
 The first command needs no GPU; it reads the data sheet's peaks. The second trains Version 4 with
-its block products in FP8 for 60 steps at a small size, also on a CPU, with every scale multiplied
-by 2 to the power K.
+its products in FP8 for 60 steps at a small size, also on a CPU, with every scale that follows from
+earlier steps multiplied by 2 to the power K.
 """
 
 import argparse

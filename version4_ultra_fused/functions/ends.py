@@ -5,6 +5,8 @@ They share one weight, so its gradient has two parts: the head's comes first in 
 the embedding's last.
 """
 
+from typing import Any
+
 from common.precision import products_dtype
 from common.spans import span
 from version4_ultra_fused.functions import norm_gradients
@@ -87,3 +89,14 @@ class LossFunction(torch.autograd.Function):
         dy, dhead = plan.product_gradients(head, dlogits, y)
         dx, dprevious, dnorm = norm_gradients.of_norm(ctx, plan, dy, None, None, norm)
         return dx, dprevious, None, None, dnorm, dhead
+
+
+def loss(x: Tensor, branch: Tensor | None, targets: Tensor, model: Any) -> Tensor:
+    """`LossFunction` for a model of tiny_llama_v4.py, or the same with the head in FP8."""
+    head = model.lm_head.weight
+    function: type[torch.autograd.Function] = LossFunction
+    if model.plan.in_fp8(head, products_dtype(x)):
+        from version4_ultra_fused.functions import fp8_block
+
+        function = fp8_block.FP8LossFunction
+    return function.apply(x, branch, targets, model, model.norm.weight, head)

@@ -1,9 +1,10 @@
-"""A block whose matrix products are in FP8 (`--enable-fp8`); `kernels/fp8/casts.py` says how a
-tensor becomes 8 bits wide.
+"""A block, and the head with the loss, whose matrix products are in FP8 (`--enable-fp8`);
+`kernels/fp8/casts.py` says how a tensor becomes 8 bits wide.
 
-The residual stream, the norms, attention, the embedding, the head and the master weights are as in
+The residual stream, the norms, attention, the embedding and the master weights are as in
 `tiny_llama_v4.py`. x and W of a product x W^T are in e4m3, and the gradient of its result is in
-e5m2, which has a wider range. Their scales are those of `kernels/fp8/scales.py`.
+e5m2, which has a wider range. Their scales are those of `kernels/fp8/scales.py`, but for that of
+the gradient of logits (`kernels/fp8/logits.py`).
 """
 
 from common.spans import span
@@ -67,15 +68,15 @@ class Product:
         out: Tensor | None = None,
         fast: bool = False,
     ) -> Tensor:
-        """a [M, K] b [N, K]^T in bfloat16; fast: with sums of about 14 bits in the tensor cores,
-        not float32.
+        """a [M, K] b [N, K]^T in out's dtype, or bfloat16; fast: with sums of about 14 bits in the
+        tensor cores, not float32.
         """
         return torch._scaled_mm(
             a,
             b.T,
             scale_a=a_slot.scale,
             scale_b=b_slot.scale,
-            out_dtype=torch.bfloat16,
+            out_dtype=torch.bfloat16 if out is None else out.dtype,
             use_fast_accum=fast,
             out=out,
         )
@@ -153,4 +154,39 @@ class FP8FeedForwardFunction(torch.autograd.Function):
         return dx, dprevious, None, None, dnorm, None, None
 
 
-FUNCTIONS = FP8AttentionFunction, FP8FeedForwardFunction
+class FP8LossFunction(torch.autograd.Function):
+    """`LossFunction` of ends.py, with the head's product in FP8."""
+
+    @staticmethod
+    def forward(ctx, x, branch, targets: Tensor, model, *weights: Tensor) -> Tensor:
+        norm_weight, head = weights
+        plan = model.plan
+        operations = plan.operations
+        plan.schedule.run_waiting()
+        product = Product(plan, head)
+        _, y, norm = operations.add_norm(x, branch, norm_weight, model.norm.eps, torch.bfloat16)
+        logits = product.forward(y)  # [N, V]
+        # Under no_grad the weights need a gradient all the same, x and branch need none.
+        if not any(ctx.needs_input_grad[:2]):
+            return operations.cross_entropy(logits, targets, False)
+        dtype = product.gradient.dtype
+        loss, scale, *dlogits = operations.cross_entropy_quantized(logits, targets, dtype)
+        ctx.saved = (product, norm, scale, dlogits)
+        ctx.plan = plan
+        ctx.one = model.one
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    @span("loss")
+    def backward(ctx, dloss: Tensor):  # type: ignore[override]
+        product, norm, scale, dlogits = saved(ctx)
+        if dloss is not ctx.one:
+            scale = scale * dloss
+        product.gradient = product.gradient._replace(scale=scale)
+        dy = product.backward_stored(*dlogits)
+        dx, dprevious, dnorm = norm_gradients.of_norm(ctx, ctx.plan, dy, None, None, norm)
+        return dx, dprevious, None, None, dnorm, None
+
+
+FUNCTIONS = FP8AttentionFunction, FP8FeedForwardFunction  # of a block

@@ -36,6 +36,7 @@ class Operations(NamedTuple):
     quantize: Callable  # This and the following are for FP8.
     swiglu_quantized: Callable
     swiglu_backward_quantized: Callable
+    cross_entropy_quantized: Callable
 
 
 REFERENCE = Operations._make(getattr(reference, name) for name in Operations._fields)
@@ -50,7 +51,7 @@ if LOADED:
         matmul_norm_backward,
         norm,
     )
-    from version4_ultra_fused.kernels.fp8 import casts
+    from version4_ultra_fused.kernels.fp8 import casts, logits
 
     KERNELS = Operations(
         add_norm=norm.add_norm,
@@ -68,6 +69,7 @@ if LOADED:
         quantize=casts.quantize,
         swiglu_quantized=casts.swiglu_quantized,
         swiglu_backward_quantized=casts.swiglu_backward_quantized,
+        cross_entropy_quantized=logits.cross_entropy_quantized,
     )
 
 

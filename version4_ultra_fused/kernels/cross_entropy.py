@@ -121,23 +121,8 @@ def _cross_entropy_mean(
                 tl.store(place, dz, mask=column < vocabulary)
 
 
-@checked
-def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
-    """The mean loss of the tokens that count, in nats; with `gradient` its gradient is written over
-    the logits.
-
-    Without any token that counts the loss is nan and the gradient 0. On a GPU a target that is
-    neither a token's id nor -100 makes the loss and its token's gradient nan. This adds no kernel
-    to a captured step, as an assertion by PyTorch would.
-
-    Args:
-        logits: [N, V], contiguous.
-        targets: [N], each in 0 .. V - 1, or -100; any stride.
-
-    Raises:
-        UsageError: there are no tokens.
-        IndexError: another target, on a CPU.
-    """
+def mean_and_losses(logits: Tensor, targets: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
+    """`cross_entropy`, and the losses of all tokens [N], float32; 0 for one that does not count."""
     tokens, vocabulary = logits.shape
     targets = targets.contiguous()
     if not tokens:
@@ -174,4 +159,24 @@ def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
         num_warps=8,
         **dependent(),
     )
-    return mean
+    return mean, losses
+
+
+@checked
+def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
+    """The mean loss of the tokens that count, in nats; with `gradient` its gradient is written over
+    the logits.
+
+    Without any token that counts the loss is nan and the gradient 0. On a GPU a target that is
+    neither a token's id nor -100 makes the loss and its token's gradient nan. This adds no kernel
+    to a captured step, as an assertion by PyTorch would.
+
+    Args:
+        logits: [N, V], contiguous.
+        targets: [N], each in 0 .. V - 1, or -100; any stride.
+
+    Raises:
+        UsageError: there are no tokens.
+        IndexError: another target, on a CPU.
+    """
+    return mean_and_losses(logits, targets, gradient)[0]

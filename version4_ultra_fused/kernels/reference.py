@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+SUM_SCALE = 2.0**-15  # of the gradient that the sum of the losses has in e5m2
+
 
 class Slot(NamedTuple):
     """Where one tensor's scale stands, and where its largest magnitude goes; both one float32
@@ -178,6 +180,21 @@ def cross_entropy(logits: Tensor, targets: Tensor, gradient: bool) -> Tensor:
         onehot = torch.zeros_like(wide).scatter_(1, targets.clamp(min=0)[:, None], 1.0)
         logits.copy_((wide.softmax(-1) - onehot) * (counts / counts.sum().clamp(min=1))[:, None])
     return loss
+
+
+def logits_scale(targets: Tensor) -> Tensor:
+    """The scale of the gradient of logits, one float32 element (`fp8/logits.py`)."""
+    return SUM_SCALE / (targets != -100).sum().clamp(min=1)
+
+
+def cross_entropy_quantized(
+    logits: Tensor, targets: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    gradient = logits.float()
+    loss = cross_entropy(gradient, targets, True)
+    scale = logits_scale(targets)
+    rows = (gradient / scale).to(dtype)
+    return loss, scale, rows, rows.T.contiguous()
 
 
 def add_embedding_gradient(dx: Tensor, ids: Tensor, order: Tensor, dweight: Tensor) -> None:

@@ -101,7 +101,7 @@ class MemoryPlan:
         update_sublayer: updates the matrices of attention or the feed-forward network of a block,
             beside the rest of the backward pass; None: not before its end.
         communicates: whether gradients are added up over processes as they are written.
-        scales: of products in FP8.
+        scales: of products in FP8; None: there are none.
     """
 
     def __init__(
@@ -136,6 +136,10 @@ class MemoryPlan:
         if self.scales:
             self.scales.end()
         self.schedule.end()
+
+    def in_fp8(self, weight: Tensor, dtype: torch.dtype) -> bool:
+        """Whether the product with this weight is in FP8, where others are in `dtype`."""
+        return self.scales is not None and weight in self.scales.place and dtype == torch.bfloat16
 
     def matrix_gradient(
         self, parameter: Tensor, dy: Tensor, x: Tensor, after: torch.cuda.Event | None = None

@@ -176,7 +176,10 @@ class MasterAdamW(torch.optim.Optimizer):
         self.updated: set[nn.Module] = set()  # sublayers, in the step under way
         # It is on the device, for a captured step.
         self.steps = torch.zeros((), dtype=torch.float32, device=self.others.master.device)
-        self.scales = Scales(self.matrices.parameters) if model.switches["fp8"] else None
+        products = list(self.matrices.parameters)
+        if model.lm_head.out_features % 16 == 0:  # else tensor cores cannot take it in FP8
+            products.append(model.lm_head.weight)
+        self.scales = Scales(products) if model.switches["fp8"] else None
         self.form: str | None = None  # of --parallel
         self.world_size = 1
         self.stream: torch.cuda.Stream | None = None  # of the sublayers' collectives

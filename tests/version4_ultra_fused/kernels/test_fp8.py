@@ -17,11 +17,11 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton")
 from version4_ultra_fused import tiny_llama_v4
-from version4_ultra_fused.functions import fp8_block
+from version4_ultra_fused.functions import ends, fp8_block
 from version4_ultra_fused.kernels import KERNELS, REFERENCE, available, reference
 from version4_ultra_fused.kernels.fp8 import scales as fp8_scales
-from version4_ultra_fused.kernels.fp8.scales import ASSUMED, GRADIENT, HISTORY, MARGIN, Scales
-from version4_ultra_fused.kernels.reference import Slot
+from version4_ultra_fused.kernels.fp8.scales import ASSUMED, GRADIENT, HISTORY, MARGIN, Scales, X
+from version4_ultra_fused.kernels.reference import SUM_SCALE, Slot
 from version4_ultra_fused.memory.optimizer import MasterAdamW
 
 CONFIG = ModelConfig(
@@ -85,11 +85,66 @@ def test_what_is_not_a_number_stays_so(operation):
     assert rows.float().isnan().nonzero().tolist() == [[3, 5]]
 
 
-def made(fp8: bool, dtype: torch.dtype = torch.bfloat16):
+def logits_and_targets(tokens: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every second row of the targets' tensor; the second token does not count."""
+    targets = torch.arange(2 * tokens, device=DEVICE) * 5 % vocabulary
+    targets[2] = -100
+    return numbers(tokens, vocabulary) * 4, targets[::2]
+
+
+@runs_kernels
+@pytest.mark.parametrize("tokens, vocabulary", [(5, 33), (48, 1000), (3, 16400)])
+def test_the_gradient_of_logits_is_pytorchs_and_float64s(tokens, vocabulary):
+    logits, targets = logits_and_targets(tokens, vocabulary)
+    dtype = FORMATS[-1]
+    loss, scale, rows, transposed = KERNELS.cross_entropy_quantized(logits, targets, dtype)
+    right = reference.cross_entropy_quantized(logits.clone(), targets, dtype)
+    assert rows.dtype == transposed.dtype == dtype
+    torch.testing.assert_close((loss, scale), right[:2], rtol=1e-5, atol=1e-6)
+    # The stored numbers are neighbours where an exponential is rounded differently.
+    step = torch.finfo(dtype).eps
+    torch.testing.assert_close(rows.float(), right[2].float(), rtol=step, atol=0.1)
+    assert torch.equal(transposed.float(), rows.float().T)
+    exact = logits.double().requires_grad_()
+    torch.nn.functional.cross_entropy(exact, targets).backward()
+    ours = rows.double() * scale
+    torch.testing.assert_close(ours, exact.grad, rtol=0.51 * step, atol=3e-6 / tokens)
+
+
+@runs_kernels
+@pytest.mark.parametrize(
+    "operation",
+    [reference.cross_entropy_quantized, KERNELS.cross_entropy_quantized],
+    ids=["pytorch", "kernel"],
+)
+def test_the_scale_of_the_gradient_of_logits_holds_whatever_they_are(operation):
+    """Sure and wrong, sure and right, even, and a token that does not count."""
+    logits = torch.zeros(4, 32, dtype=torch.float16, device=DEVICE)
+    logits[0, 3] = logits[1, 1] = 6e4
+    targets = torch.tensor([0, 1, 2, -100], device=DEVICE)
+    _, scale, rows, _ = operation(logits, targets, FORMATS[-1])
+    assert scale.item() == pytest.approx(SUM_SCALE / 3)
+    stored = rows.float() * SUM_SCALE
+    assert stored[0, :4].tolist() == [-1, 0, 0, 1] and not stored[1].any() and not stored[3].any()
+    assert stored[2, [0, 2]].tolist() == pytest.approx([1 / 32, 1 / 32 - 1], abs=1 / 16)
+    *_, rows, _ = operation(logits, torch.full_like(targets, -100), FORMATS[-1])
+    assert not rows.float().any()
+
+
+@pytest.mark.gpu
+def test_a_target_that_is_none_makes_its_gradient_nan():
+    logits, targets = logits_and_targets(16, 48)
+    targets[3] = 48
+    loss, _, rows, _ = KERNELS.cross_entropy_quantized(logits, targets, FORMATS[-1])
+    assert loss.isnan() and rows.float().isnan().all(1).nonzero().tolist() == [[3]]
+
+
+def made(fp8: bool, dtype: torch.dtype = torch.bfloat16, vocabulary: int = CONFIG.vocab_size):
     torch.manual_seed(0)
     exact = dtype == torch.float64
     switches = tiny_llama_v4.SWITCHES | {"fp8": fp8}
-    model = tiny_llama_v4.TinyLlama(CONFIG, switches, REFERENCE if exact else None).to(DEVICE)
+    config = CONFIG.model_copy(update={"vocab_size": vocabulary})
+    model = tiny_llama_v4.TinyLlama(config, switches, REFERENCE if exact else None).to(DEVICE)
     if exact:
         model.double()
     optimizer = MasterAdamW(model, lr=1e-3)
@@ -126,6 +181,69 @@ def test_gradients_are_those_of_float64_as_far_as_three_bits_can_tell():
         (ours - exact[name]).norm() / exact[name].norm() for name, ours in gradients(False).items()
     )
     assert error < 0.02  # bfloat16's, so the bound above could fail
+
+
+def head(start: float | None, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
+    """The loss of some tokens, and the gradients of x, the norm and the head for a backward pass
+    from `start`; None: from `model.one`.
+    """
+    model, _, _ = made(dtype == torch.bfloat16, dtype)
+    _, targets = logits_and_targets(64, 64)
+    x = (0.02 * numbers(64, 64)).to(model.one.dtype).requires_grad_()
+    with BF16.autocast() if dtype == torch.bfloat16 else nullcontext():
+        loss = ends.loss(x, None, targets, model)
+    loss.backward(model.one if start is None else start * torch.ones_like(model.one))
+    buffers = model.plan.buffers.gradient
+    gradients = x.grad, buffers[model.norm.weight], buffers[model.lm_head.weight]
+    assert buffers[model.lm_head.weight].dtype == model.one.dtype
+    return [value.detach().double() for value in (loss, *gradients)]
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_the_heads_gradients_are_those_of_float64_and_follow_the_losss_own():
+    exact, ours = head(None, torch.float64), head(None)
+    assert ours[0].item() == pytest.approx(exact[0].item(), abs=0.01)
+    for result, right in zip(ours[1:], exact[1:], strict=True):
+        error = (result - right).norm() / right.norm()
+        assert 0.001 < error < 0.15
+    for result, once in zip(head(-4.0)[1:], ours[1:], strict=True):
+        assert torch.equal(result, -4 * once)
+
+
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("vocabulary, in_fp8", [(64, True), (72, False)])
+def test_the_head_is_in_fp8_where_tensor_cores_can_take_its_vocabulary(vocabulary, in_fp8):
+    model, optimizer, step = made(True, vocabulary=vocabulary)
+    weight = model.lm_head.weight
+    for number in range(3):
+        step(batch(number))
+    scales = optimizer.scales
+    assert (weight in scales.place) == in_fp8
+    blocks = 4 * CONFIG.num_layers
+    assert scales.largest[:blocks, :, :3].all()
+    if in_fp8:
+        x, matrix, gradient = scales.largest[scales.place[weight]]
+        # The scale of its gradient has no history.
+        assert x[:3].all() and matrix[:3].all() and not gradient.any()
+    scales.begin(tokens=128)
+    with BF16.autocast():
+        model(batch()[0])
+    # Without a loss its product is in bf16.
+    assert scales.seen[:blocks, X].all() and not scales.seen[blocks:].any()
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_a_loss_without_a_backward_pass_computes_no_gradient():
+    model, _, _ = made(True)
+    x = numbers(64, 64).float().requires_grad_()
+    _, targets = logits_and_targets(64, 64)
+    with BF16.autocast():
+        expected = ends.loss(x, None, targets, model)
+        model.plan.operations = model.operations._replace(cross_entropy_quantized=None)
+        with torch.no_grad():
+            assert torch.equal(ends.loss(x.detach(), None, targets, model), expected)
+        with pytest.raises(TypeError, match="not callable"):
+            ends.loss(x, None, targets, model)
 
 
 def test_a_scale_follows_the_largest_magnitude_of_the_last_steps():

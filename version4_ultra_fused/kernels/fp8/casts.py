@@ -6,8 +6,8 @@ at the largest number of the format: 448 in e4m3 (3 bits of mantissa; 240 on MI3
 (2 bits, for gradients, which span more powers of two). The largest magnitude is known only when all
 of the tensor is there. So s follows from the last HISTORY steps ("delayed scaling"), and one pass
 over the tensor scales it, clamps what is too large, and finds the maximum for the steps that
-follow. SwiGLU's kernel does this as it computes the tensor. All other tensors are read again by
-`quantize`.
+follow. SwiGLU's kernel does this as it computes the tensor. The gradient of logits needs no maximum
+(`logits.py`). All other tensors are read again by `quantize`.
 
 Tensor cores read both factors of an FP8 product along the summed dimension. A product x W^T and its
 two gradients sum over inputs, outputs and tokens, so each kernel writes its result twice: by rows
@@ -45,7 +45,7 @@ def _stored(x, scale_ptr, largest_ptr, MAX: tl.constexpr):
 
 
 @triton.jit
-def _store(x, row, column, rows, columns, out_ptr):
+def store(x, row, column, rows, columns, out_ptr):
     """A tile x of out [rows, columns]."""
     place = row.to(tl.int64)[:, None] * columns + column[None, :]
     tl.store(
@@ -74,8 +74,8 @@ def _quantize(
     place = n.to(tl.int64)[:, None] * x_row + c[None, :]
     x = read(x_ptr + place, mask=in_matrix(n, N, c, C))
     x = _stored(x, scale_ptr, largest_ptr, MAX)
-    _store(x, n, c, N, C, rows_ptr)
-    _store(tl.trans(x), c, n, C, N, columns_ptr)
+    store(x, n, c, N, C, rows_ptr)
+    store(tl.trans(x), c, n, C, N, columns_ptr)
 
 
 @triton.jit
@@ -110,14 +110,14 @@ def _swiglu_quantized(
         gradients = _stored(
             tl.reshape(tl.join(dgate, dup), (TOKENS, COLUMNS)), scale_ptr, largest_ptr, MAX
         )
-        _store(gradients, n, both, N, 2 * F, rows_ptr)
+        store(gradients, n, both, N, 2 * F, rows_ptr)
         dgate, dup = tl.split(tl.reshape(gradients, (TOKENS, COLUMNS // 2, 2)))
-        _store(tl.trans(dgate), 2 * pair, n, 2 * F, N, columns_ptr)
-        _store(tl.trans(dup), 2 * pair + 1, n, 2 * F, N, columns_ptr)
+        store(tl.trans(dgate), 2 * pair, n, 2 * F, N, columns_ptr)
+        store(tl.trans(dup), 2 * pair + 1, n, 2 * F, N, columns_ptr)
     else:
         y = _stored(gate * tl.sigmoid(gate) * up, scale_ptr, largest_ptr, MAX)
-        _store(y, n, pair, N, F, rows_ptr)
-        _store(tl.trans(y), pair, n, F, N, columns_ptr)
+        store(y, n, pair, N, F, rows_ptr)
+        store(tl.trans(y), pair, n, F, N, columns_ptr)
 
 
 def _empty(rows: int, columns: int, slot: Slot) -> tuple[Tensor, Tensor]:

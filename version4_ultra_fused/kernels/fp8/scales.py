@@ -7,7 +7,8 @@ those of the mean loss, so they shrink as a batch grows. Their magnitude is kept
 losses, so that it does not depend on the batch.
 
 A magnitude that is not finite, or 0, says nothing of the steps to come, so the one of the step
-before stands in its place. A step in which a tensor outgrows its scale is counted on the device.
+before stands in its place. That of the gradient of logits stays 0: its scale has no history
+(`logits.py`). A step in which a tensor outgrows its scale is counted on the device.
 """
 
 from collections.abc import Sequence
@@ -76,7 +77,7 @@ class Scales:
         weights: one for each product, [O, I].
 
     Attributes:
-        largest: [products, 3, HISTORY], float32; 0 where a step was not there yet.
+        largest: [products, 3, HISTORY], float32; 0 where none was found.
         saturated: [4], float32; in how many steps an x, a W, a gradient, any of these was clipped.
     """
 
