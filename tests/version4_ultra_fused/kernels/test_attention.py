@@ -26,7 +26,13 @@ from version4_ultra_fused.kernels.attention import CausalAttention
 from version4_ultra_fused.kernels.reference import Rope
 
 # B, S, H, K, Dh
-SHAPES = [(2, 48, 4, 2, 32), (1, 128, 2, 2, 64), (3, 17, 4, 1, 24), (1, 1, 2, 1, 16)]
+SHAPES = [
+    (2, 48, 4, 2, 32),
+    (1, 128, 2, 2, 64),
+    (3, 17, 4, 1, 24),
+    (1, 1, 2, 1, 16),
+    (1, 33, 6, 2, 16),
+]
 
 
 def attend(shape, dtype: torch.dtype, operations=KERNELS, fa4: bool = False) -> tuple:
