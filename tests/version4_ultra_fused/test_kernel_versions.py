@@ -105,7 +105,8 @@ def test_every_parameter_gets_the_gradient_of_version_1(request, triton, number,
 def test_without_a_gpu_a_line_says_so_and_the_record_says_why(
     execute, no_kernels, known_ceilings, tmp_path, number
 ):
-    said = execute(VERSIONS[number].__file__, *QUICK, "--metrics-out", "run.json").err
+    flags = ("--device", "cpu", "--metrics-out", "run.json")
+    said = execute(VERSIONS[number].__file__, *QUICK, *flags).err
     [line] = [line for line in said.splitlines() if "Triton" in line]
     assert line.startswith("no Triton kernels: they need a GPU")
     settings = read_json(tmp_path / "run.json")["settings"]

@@ -185,7 +185,7 @@ def test_float16_and_capture_where_there_is_no_gpu_are_refused(refused):
     with pytest.raises(UsageError, match="does not scale the loss"):
         tiny_llama_v4.make_step(model, optimizer, Precision(torch.device("cpu"), torch.float16))
 
-    assert "needs a GPU" in refused(SCRIPT, *QUICK, "--capture-step")
+    assert "needs a GPU" in refused(SCRIPT, *QUICK, "--capture-step", "--device", "cpu")
 
 
 def test_moments_in_bf16_without_the_memory_plan_are_refused(refused):
