@@ -73,6 +73,7 @@ WHY = "needs Triton from 3.7 on or NumPy before 2.4, to interpret kernels"
 # them.
 needs_interpreter = pytest.mark.skipif(INTERPRETER_FAILS, reason=WHY)
 runs_kernels = pytest.mark.skipif(INTERPRETER_FAILS and not torch.cuda.is_available(), reason=WHY)
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 
 
 def cells(table: str) -> list[list[str]]:

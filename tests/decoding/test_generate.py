@@ -225,7 +225,7 @@ def test_a_checkpoint_writes_text_and_a_record(execute, config, tmp_path):
             "a prompt of 5, --tokens 20: give at least 1 and 4, at most 24 in all",
         ),
         (["--tokens", "3"], "--tokens 3: give"),
-        (["--capture-step"], "--capture-step needs a GPU"),
+        (["--capture-step", "--device", "cpu"], "--capture-step needs a GPU"),
     ],
 )
 def test_what_cannot_be_is_refused(refused, config, flags, message):

@@ -4,7 +4,7 @@ GPU.
 
 import json
 
-from tests.conftest import V1
+from tests.conftest import V1, without_gpu
 from version1_pytorch_baseline.exercises import fragmentation
 
 import pytest
@@ -23,7 +23,7 @@ def test_all_kinds_have_as_many_steps_and_the_same_longest():
     assert all(above >= length for above, length in zip(rounded, varying, strict=True))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@without_gpu
 def test_without_a_gpu_there_is_no_pool(refused):
     assert "it needs a GPU" in refused(SCRIPT)
 

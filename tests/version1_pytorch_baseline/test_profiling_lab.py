@@ -2,7 +2,7 @@
 
 import shutil
 
-from tests.conftest import ROOT, V1, python
+from tests.conftest import ROOT, V1, python, without_gpu
 from tracepage.files import read_json, write_json
 
 import pytest
@@ -65,6 +65,7 @@ def test_the_values_of_a_problem(run_script, problem, printed):
     assert printed in run_script(LAB, problem, *SOLVED, *SMALL).stdout
 
 
+@without_gpu
 def test_experiments_measure_every_way_and_say_what_only_a_gpu_shows(run_script, tmp_path):
     done = run_script(
         LAB, "experiment", *SOLVED, *SMALL, "--output", "experiments.json", TORCHDYNAMO_DISABLE="1"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from common.config import ModelConfig
 from common.options import RunOptions
-from tests.conftest import ROOT, TINY, run_options, runs_kernels
+from tests.conftest import ROOT, TINY, run_options, runs_kernels, without_gpu
 from tests.oracle import DEVICE
 from tracepage.errors import UsageError
 from tracepage.files import read_json, schema_of
@@ -72,6 +72,7 @@ def test_the_benchmark_times_kernels_and_pytorch_at_the_models_shapes(one_round,
     assert [path.name for path in one_round.iterdir()] == ["metrics_kernels.json"]
 
 
+@without_gpu
 def test_without_a_gpu_the_benchmark_times_pytorch_alone(one_round, execute, monkeypatch, tmp_path):
     monkeypatch.setattr(kernels, "INTERPRETED", False)
     said = execute(SCRIPT, *TINY, "--mode", "benchmark", "--metrics-out", "out.json").err

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 from common import cli, data
 from common.training import ending, flop_counters, run
-from tests.conftest import PATHS, ROOT, TINY, V1, run_options
+from tests.conftest import PATHS, ROOT, TINY, V1, run_options, without_gpu
 from tracepage.errors import RunError
 from tracepage.records import run_record
 from tracepage.show import tables
@@ -150,12 +150,11 @@ def test_a_version_that_does_not_train_is_refused(monkeypatch, tmp_path):
 
 BAD_INPUT = {  # what a flag alone may not be: tests/common/test_cli.py
     "--batch-size 0": "--batch-size",
-    "--device cuda": "PyTorch sees no GPU",
     "--data nowhere.txt": "nowhere.txt",
     "--data file --vocab-size 300": "too few for a sequence length",
     "--save-model file/below": "--save-model",
     "--metrics-out .": "--metrics-out",
-    "--capture-step": "needs a GPU",
+    "--capture-step --device cpu": "needs a GPU",
     "--parallel ddp": "--parallel ddp needs torchrun",
     "--resume": "add --checkpoint-dir",
 }
@@ -168,6 +167,11 @@ def test_bad_input_is_one_line_and_exit_code_2(refused, tmp_path, arguments, nam
     assert {path.name for path in tmp_path.iterdir()} <= {"file", "pytorch_profiles"}, (
         "nothing is left half-written"
     )
+
+
+@without_gpu
+def test_a_gpu_that_is_not_there_is_one_line(refused):
+    assert "PyTorch sees no GPU" in refused(SCRIPT, "--device", "cuda")
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_with_its_step(execute, tmp_path):
