@@ -93,6 +93,7 @@ class AttentionFunction(Function):
         block, plan, qkv, output, y, norm, attended = saved(ctx)
         dattended, doutput = plan.product_gradients(output, dbranch, attended.out)
         product = (qkv, *attended.gradient(dattended), y)
+        del dattended  # frees its memory for what follows
         dinputs, dqkv = norm_gradients.through_product(ctx, plan, product, dtotal, dbranch, norm)
         plan.sublayer_done(block.self_attn)
         dx, dprevious, dnorm = dinputs

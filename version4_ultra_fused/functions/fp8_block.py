@@ -56,8 +56,12 @@ class Product:
         def write() -> None:
             self._multiply(columns, x, self.gradient, self.x, out=out)
 
-        self.plan.schedule.on_products(self.parameter, write, columns, x)
-        return self._multiply(rows, self.weight_columns, self.gradient, self.weight)
+        ready = self.plan.schedule.mark()
+        dx = self._multiply(rows, self.weight_columns, self.gradient, self.weight)
+        # The head's gradient has a scale of this step alone.
+        read = (columns, x, self.gradient.scale)
+        self.plan.schedule.on_products(self.parameter, write, *read, after=ready)
+        return dx
 
     @staticmethod
     def _multiply(
