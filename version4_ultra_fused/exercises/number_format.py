@@ -1,4 +1,4 @@
-"""The number format of a block's products: what FP8 can gain by arithmetic, and what its scales do.
+"""The number format of products: what FP8 can gain by arithmetic, and what its scales do.
 
     python number_format.py --gpu "NVIDIA H200"
     python number_format.py --scale-error -6 0 6

@@ -7,8 +7,8 @@
     deterministic
     longer                          PyTorch's fused attention, which on Hopper is cuDNN's
 
-Measured on an H200 in bf16, forward and backward with RoPE's gradient, in us (LOG.md has the
-table):
+Measured on an H200 in bf16, forward and backward with RoPE's gradient, in us, when a program of the
+one backward kernel took one query head at a time (LOG.md has the table):
 
     S, Dh, H of K heads    128, 32, 8 of 8   128, 64, 8 of 4   512, 128, 8 of 4   2048, 64, 32 of 4
     one backward kernel    8.6               16                -                  -
