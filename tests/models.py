@@ -10,6 +10,14 @@ import torch
 from torch import Tensor, nn
 
 Batch = tuple[Tensor, Tensor]
+FP8 = ModelConfig(  # sizes that products in FP8 take, that of the head too
+    vocab_size=64,
+    hidden_size=64,
+    num_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=96,
+)
 
 
 def config(kv_heads: int = 2) -> ModelConfig:

@@ -56,8 +56,7 @@ def resolve_for_device(
         form = distributed.form(options, forms)
     capture_step = options.capture_step
     if capture_step is None:
-        possible = devices.is_gpu(device) and not options.time_phases
-        capture_step = captured and possible
+        capture_step = captured and devices.is_gpu(device) and not options.time_phases
     if capture_step:
         from common.training import capture
 

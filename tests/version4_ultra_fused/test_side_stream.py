@@ -5,8 +5,8 @@ what precedes what.
 from collections.abc import Callable
 from contextlib import contextmanager
 
-from common.config import ModelConfig
 from common.precision import Precision
+from tests.models import FP8 as CONFIG
 from version4_ultra_fused import tiny_llama_v4
 from version4_ultra_fused.kernels import attention
 from version4_ultra_fused.memory.optimizer import MasterAdamW
@@ -15,14 +15,6 @@ from version4_ultra_fused.memory.side_stream import Schedule, SideStream
 import pytest
 import torch
 
-CONFIG = ModelConfig(
-    vocab_size=64,
-    hidden_size=64,
-    num_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    intermediate_size=96,
-)
 BF16 = Precision(torch.device("cpu"), torch.bfloat16)
 Works = set[str]
 

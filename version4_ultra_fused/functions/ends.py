@@ -66,7 +66,6 @@ class LossFunction(torch.autograd.Function):
         norm_weight, head = weights
         plan = model.plan
         operations = plan.operations
-        plan.schedule.run_waiting()
         weight = plan.buffers.weight(head, products_dtype(x))
         _, y, norm = operations.add_norm(x, branch, norm_weight, model.norm.eps, weight.dtype)
         logits = y @ weight.T  # [N, V]
@@ -93,6 +92,7 @@ class LossFunction(torch.autograd.Function):
 
 def loss(x: Tensor, branch: Tensor | None, targets: Tensor, model: Any) -> Tensor:
     """`LossFunction` for a model of tiny_llama_v4.py, or the same with the head in FP8."""
+    model.plan.schedule.run_waiting()
     head = model.lm_head.weight
     function: type[torch.autograd.Function] = LossFunction
     if model.plan.in_fp8(head, products_dtype(x)):

@@ -166,7 +166,6 @@ class FP8LossFunction(torch.autograd.Function):
         norm_weight, head = weights
         plan = model.plan
         operations = plan.operations
-        plan.schedule.run_waiting()
         product = Product(plan, head)
         _, y, norm = operations.add_norm(x, branch, norm_weight, model.norm.eps, torch.bfloat16)
         logits = product.forward(y)  # [N, V]

@@ -3,12 +3,12 @@
 from contextlib import nullcontext
 from types import SimpleNamespace
 
-from common.config import ModelConfig
 from common.device import stream_before_capture
 from common.precision import Precision
 from common.training import capture, ending, preparation
 from common.training.capture import CapturedStep
 from tests.conftest import runs_kernels
+from tests.models import FP8 as CONFIG
 from tests.oracle import DEVICE
 from tracepage.errors import RunError, UsageError
 
@@ -24,14 +24,6 @@ from version4_ultra_fused.kernels.fp8.scales import ASSUMED, GRADIENT, HISTORY, 
 from version4_ultra_fused.kernels.reference import SUM_SCALE, Slot
 from version4_ultra_fused.memory.optimizer import MasterAdamW
 
-CONFIG = ModelConfig(
-    vocab_size=64,
-    hidden_size=64,
-    num_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    intermediate_size=96,
-)
 # The interpreter rounds FP8 wrong, so there the kernels write another format that clamps.
 FORMATS = [torch.float8_e4m3fn, torch.float8_e5m2] if DEVICE.type == "cuda" else [torch.float16]
 BF16 = Precision(DEVICE, torch.bfloat16)
