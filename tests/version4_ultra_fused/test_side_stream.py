@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from common.precision import Precision
 from tests.models import FP8 as CONFIG
 from version4_ultra_fused import tiny_llama_v4
-from version4_ultra_fused.kernels import attention
+from version4_ultra_fused.kernels import REFERENCE, attention
 from version4_ultra_fused.memory.optimizer import MasterAdamW
 from version4_ultra_fused.memory.side_stream import Schedule, SideStream
 
@@ -70,13 +70,13 @@ class Streams:
 
 
 @pytest.fixture
-def stepped(monkeypatch, no_kernels) -> Callable[[bool], tuple[Streams, MasterAdamW]]:
+def stepped(monkeypatch) -> Callable[[bool], tuple[Streams, MasterAdamW]]:
     """stepped(fp8): a step of a model of two layers."""
 
     def step(fp8: bool) -> tuple[Streams, MasterAdamW]:
         streams = Streams(monkeypatch)
         switches = tiny_llama_v4.SWITCHES | {"fp8": fp8}
-        model = tiny_llama_v4.TinyLlama(CONFIG, switches)
+        model = tiny_llama_v4.TinyLlama(CONFIG, switches, REFERENCE)
         names = ("swiglu_backward", "product_norm_backward", "rotate_back", "cross_entropy")
         operations = model.operations
         model.operations = operations._replace(

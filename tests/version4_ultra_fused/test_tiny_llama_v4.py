@@ -76,7 +76,8 @@ def test_the_residual_gradient_is_bf16_or_float32_between_layers(no_kernels, wid
     """In float32 it holds more than bf16 can, and products are given it rounded."""
     model = models.build(tiny_llama_v4, tiny_llama_v4.SWITCHES | {"fp32-residual-gradient": wide})
     optimizer = tiny_llama_v4.make_optimizer(model, SimpleNamespace(learning_rate=1e-3))
-    step = tiny_llama_v4.make_step(model, optimizer, Precision(DEVICE, torch.bfloat16))
+    precision = Precision(torch.device("cpu"), torch.bfloat16)  # as the model
+    step = tiny_llama_v4.make_step(model, optimizer, precision)
     streams, branches = [], []
 
     def watch(module, arguments, results):

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import NamedTuple
 
 from common.device import stream_before_capture
 from common.precision import Precision
@@ -27,6 +28,8 @@ from version4_ultra_fused.memory.optimizer import MasterAdamW
 # The interpreter rounds FP8 wrong, so there the kernels write another format that clamps.
 FORMATS = [torch.float8_e4m3fn, torch.float8_e5m2] if DEVICE.type == "cuda" else [torch.float16]
 BF16 = Precision(DEVICE, torch.bfloat16)
+# Steps on one batch after which every tensor and its scale repeat, so that nothing is clipped.
+FOUND = 5
 
 
 def slot(dtype: torch.dtype, scale: float) -> Slot:
@@ -294,27 +297,35 @@ def test_a_gradient_that_grows_to_five_times_is_not_clipped():
         scales.begin(tokens=8)
 
 
-def losses_with(monkeypatch, outlier: float | None, count: int) -> tuple[list[float], Scales]:
-    """Losses on one batch, without updates, and the scales. In the second step one element of the
-    input of the first product is the outlier.
+class Run(NamedTuple):
+    losses: list[float]
+    clipped: list[bool]  # whether the step was counted as one that clips a tensor
+    scales: Scales
+
+
+def run_with(monkeypatch, outlier: float | None, count: int) -> Run:
+    """FOUND steps on one batch, without updates, and count steps more. In the first of these one
+    element of the input of the first product is the outlier.
     """
     model, optimizer, step = made(True)
     optimizer.param_groups[0].update(lr=0.0)
-    losses: list[float] = []
+    run = Run([], [], optimizer.scales)
     first = model.layers[0].self_attn.qkv_proj.weight
 
     class Product(fp8_block.Product):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if outlier and len(losses) == 1 and self.parameter is first:
+            if outlier and len(run.losses) == FOUND and self.parameter is first:
                 x = x.clone()
                 x[0, 0] = outlier
             return super().forward(x)
 
     with monkeypatch.context() as patch:
         patch.setattr(fp8_block, "Product", Product)
-        for _ in range(count):
-            losses.append(step(batch()).item())
-    return losses, optimizer.scales
+        for _ in range(FOUND + count):
+            before = run.scales.saturated[3].item()
+            run.losses.append(step(batch()).item())
+            run.clipped.append(run.scales.saturated[3].item() == before + 1)
+    return run
 
 
 @pytest.mark.usefixtures("no_kernels")
@@ -328,28 +339,26 @@ def test_the_record_gets_what_the_optimizer_has_counted():
 
 @pytest.mark.usefixtures("no_kernels")
 def test_an_infinity_in_one_tensor_loses_at_most_that_step(monkeypatch):
-    expected, clean = losses_with(monkeypatch, None, 4)
-    losses, scales = losses_with(monkeypatch, float("inf"), 4)
-    assert losses[1] != expected[1] and torch.tensor(losses).isfinite().all()
+    clean, run = (run_with(monkeypatch, outlier, 3) for outlier in (None, float("inf")))
+    assert run.losses[FOUND] != clean.losses[FOUND] and torch.tensor(run.losses).isfinite().all()
     # Later steps have other scales where a tensor behind it was larger in that step, and none lost.
-    assert losses[2:] == pytest.approx(expected[2:], abs=0.02)
-    assert torch.equal(scales.scale[0, 0], clean.scale[0, 0])
-    assert scales.saturated[3] - clean.saturated[3] == 1
+    assert run.losses[FOUND + 1 :] == pytest.approx(clean.losses[FOUND + 1 :], abs=0.02)
+    assert torch.equal(run.scales.scale[0, 0], clean.scales.scale[0, 0])
+    assert run.clipped[FOUND] and not clean.clipped[FOUND]
 
 
 @pytest.mark.usefixtures("no_kernels")
 def test_a_sudden_outlier_loses_no_step(monkeypatch):
     """It is clipped and counted in its step; the next ones could hold it, until it is forgotten."""
     outlier = 4096.0  # about 1,000 times as large as the rest
-    expected, clean = losses_with(monkeypatch, None, 3)
-    losses, scales = losses_with(monkeypatch, outlier, 3)
-    assert losses == pytest.approx(expected, abs=0.02)
-    assert scales.saturated[3] - clean.saturated[3] == 1
-    scale, usual = scales.scale[0, 0].clone(), clean.scale[0, 0]
-    assert scale * scales.most[0] == outlier
-    losses, scales = losses_with(monkeypatch, outlier, HISTORY + 3)
-    assert losses == pytest.approx(expected[:1] * len(losses), abs=0.05)
-    assert torch.equal(scales.scale[0, 0], usual) and usual < scale / 500
+    clean, run = (run_with(monkeypatch, value, 2) for value in (None, outlier))
+    assert run.losses == pytest.approx(clean.losses, abs=0.02)
+    assert run.clipped[FOUND] and not clean.clipped[FOUND]
+    scale, usual = run.scales.scale[0, 0].clone(), clean.scales.scale[0, 0]
+    assert scale * run.scales.most[0] == outlier
+    run = run_with(monkeypatch, outlier, HISTORY + 2)
+    assert run.losses == pytest.approx(clean.losses[:1] * len(run.losses), abs=0.05)
+    assert torch.equal(run.scales.scale[0, 0], usual) and usual < scale / 500
 
 
 @pytest.mark.usefixtures("no_kernels")
