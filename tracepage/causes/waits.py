@@ -111,7 +111,9 @@ class Part(TypedDict):
 
 
 class Verdict(TypedDict):
-    """The largest removable part, or `work` where none is REMOVABLE."""
+    """The largest removable part, or `work` where none is REMOVABLE; `unknown`, of 0 ms, in a
+    file without a timeline.
+    """
 
     cause: str
     ms: float
@@ -568,18 +570,36 @@ def _verdict(
 def _work_verdict(whole: str, step_ms: float, parts: list[Part]) -> Verdict:
     work = [part for part in parts if part["cause"] == "work"]
     ms = sum(part["ms"] for part in work)
-    kinds = []
-    cures = []
-    for part in work[:2]:
-        of_step = share(part["ms"] / step_ms)
-        kinds.append(f"{part['kind']} {part['ms']:.3g} ms ({of_step}): {part['where']}")
-        cures.append(wait_words.cure(part["kind"], part["where"]))
     sentence = (
         f"The GPU works for {share(ms / step_ms)} of {whole} (with gaps between queued kernels), "
-        "and the file shows no wait that is worth removing. The largest kinds of work, with their "
-        f"longest kernels: {'; '.join(kinds)}. {' '.join(cures)}"
+        f"and the file shows no wait that is worth removing. {_largest(work, step_ms)}"
     )
     return {"cause": "work", "ms": ms, "gain": 1.0, "sentence": sentence}
+
+
+def _sums_verdict(step_ms: float, parts: list[Part]) -> Verdict:
+    """Of a file with the times of kernels and without a timeline."""
+    sentence = (
+        "The file has no timeline, so it tells neither whether the GPU waits nor what runs at "
+        "once: for that, record a trace (torch.profiler, or `rocprofv3 --kernel-trace`). "
+        f"{_largest(parts, step_ms)}"
+    )
+    return {"cause": "unknown", "ms": 0.0, "gain": 1.0, "sentence": sentence}
+
+
+def _largest(parts: list[Part], whole_ms: float) -> str:
+    """The two largest parts, the first ones, and what people do about them."""
+    kinds = []
+    cures = []
+    for part in parts[:2]:
+        name = part["kind"] or part["cause"].replace("_", " ")
+        of_whole = share(part["ms"] / whole_ms)
+        kinds.append(f"{name} {part['ms']:.3g} ms ({of_whole}): {part['where']}")
+        cures.append(wait_words.cure(part["kind"] or part["cause"], part["where"]))
+    return (
+        "The largest kinds of work, with their longest kernels: "
+        f"{'; '.join(kinds)}. {' '.join(cures)}"
+    )
 
 
 def _of_table(source: Source) -> StepCauses:
@@ -588,7 +608,9 @@ def _of_table(source: Source) -> StepCauses:
     steps = source.steps or 1
     gaps = pandas.DataFrame(columns=[*GAP_COLUMNS, "culprit", "gap"])
     profile = source.profile
-    if calls.start_ns.notna().all() and SERIALIZED_NOTE not in source.notes:
+    whole_steps = profile is not None and not profile["attention_only"]
+    in_time = calls.start_ns.notna().all() and SERIALIZED_NOTE not in source.notes
+    if in_time:
         times, runs = _device(calls)
         lengths = numpy.diff(times)[1:]
         runs = runs[1:-1]
@@ -601,7 +623,7 @@ def _of_table(source: Source) -> StepCauses:
     else:
         ns = numpy.bincount(calls.kind, calls.duration_ns, len(ON_DEVICE))
         whole_ns = ns.sum()
-        if profile and not profile["attention_only"]:
+        if profile and whole_steps:
             # Kernels that overlap count once.
             ns *= 1e3 * profile["device_busy_us"] / whole_ns
             whole_ns = 1e3 * sum(profile["step_us"])
@@ -618,7 +640,11 @@ def _of_table(source: Source) -> StepCauses:
         parts.append(_part("unknown", "", idle_ms, len(gaps) / steps, where))
     parts.sort(key=lambda part: -part["ms"])
     step_ms = whole_ns / steps / 1e6
-    return StepCauses(step_ms, parts, _verdict(step_ms, parts, gaps, source.steps), gaps)
+    if in_time or whole_steps:
+        verdict = _verdict(step_ms, parts, gaps, source.steps)
+    else:
+        verdict = _sums_verdict(step_ms, parts)
+    return StepCauses(step_ms, parts, verdict, gaps)
 
 
 def _launches_of_profile(profile: Profile, idle_ms: float) -> float:

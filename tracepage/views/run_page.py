@@ -17,7 +17,8 @@ or an assistant. The JSON of one file, with times in ms of a step:
     file, device, steps    what ran; steps is null where the file has none, and then the times are
                            those of the whole file
     step_ms
-    verdict                cause, ms, gain (times as fast without it), sentence
+    verdict                cause, ms, gain (times as fast without it), sentence; without a timeline
+                           the cause is unknown, and of 0 ms
     parts                  cause, kind (of work), ms, count, where; they add up to step_ms
     notes                  caveats of the file
 

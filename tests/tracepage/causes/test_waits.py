@@ -449,8 +449,18 @@ def test_a_file_without_events_of_the_host_names_no_cause(tmp_path):
     assert causes.step_ms == 5 and parts(causes) == {"work": 3, "unknown": 2}
     assert causes.verdict["cause"] == "unknown" and causes.verdict["gain"] == 5 / 3
     table.pop("start_ns")
+    table["name"][0] = "ncclDevKernel_AllReduce"
     causes = waits.attribute(make_source("ncu", tmp_path, table))
-    assert causes.step_ms == 3 and causes.verdict["cause"] == "work"
+    assert causes.step_ms == 3 and parts(causes) == {"work": 2, "communication": 1}
+    # Communication may have run beside work.
+    assert (causes.verdict["cause"], causes.verdict["ms"], causes.verdict["gain"]) == (
+        "unknown",
+        0,
+        1,
+    )
+    assert "no timeline" in causes.verdict["sentence"]
+    assert "matrix products 2 ms (67 %)" in causes.verdict["sentence"]
+    assert "communication 1 ms (33 %)" in causes.verdict["sentence"]
 
 
 def test_a_cpu_has_no_causes(tmp_path, cpu_trace):

@@ -331,8 +331,11 @@ def test_parts_add_up_to_the_step_and_the_markdown_is_short(path):
     for part in parts:
         assert part["cause"] in CAUSES and part["ms"] >= 0 and part["count"] >= 0
     verdict = content["verdict"]
-    assert verdict["cause"] in {part["cause"] for part in parts}
-    assert verdict["gain"] >= 1 and 0 < verdict["ms"] <= content["step_ms"] + 1e-9
+    assert verdict["gain"] >= 1 and 0 <= verdict["ms"] <= content["step_ms"] + 1e-9
+    if verdict["ms"]:
+        assert verdict["cause"] in {part["cause"] for part in parts}
+    else:
+        assert verdict["cause"] == "unknown" and path.name == "ncu_raw.csv"
     text = run_page.summary_report([source]).markdown()
     assert len(text.encode()) < 8_000 and verdict["sentence"].replace("<", "&lt;") in text
     json.dumps(content, allow_nan=False)
