@@ -22,6 +22,7 @@ from tracepage.causes.waits import Part
 from tracepage.errors import UsageError
 from tracepage.readers import chrome_trace, kernel_names
 from tracepage.readers.trace import busy
+from tracepage.terminal import format_time
 
 import numpy
 import pandas
@@ -292,10 +293,10 @@ def verdict(job: Job) -> Verdict:
         cause = "none"
         ms = 0.0
         sentence = (
-            f"Neither a slow rank nor the network limits the job: of a step of {step_ms:.3g} ms a "
-            f"rank waits for others {_range(job.waiting_ms.values())} ms, and transfers that "
-            f"nothing hides take {_range(map(job.transfer_ms, job.ranks))} ms. Make the page of "
-            "one rank to see what limits it."
+            "Neither a slow rank nor the network limits the job: of a step of "
+            f"{format_time(step_ms)} a rank waits for others {_range(job.waiting_ms.values())} ms, "
+            f"and transfers that nothing hides take {_range(map(job.transfer_ms, job.ranks))} ms. "
+            "Make the page of one rank to see what limits it."
         )
     gain = float(step_ms / (step_ms - ms))
     if ms:
@@ -305,7 +306,7 @@ def verdict(job: Job) -> Verdict:
 
 
 def _part_of(ms: float, step_ms: float) -> str:
-    return f"{ms:.3g} ms of a step of {step_ms:.3g} ms ({share(ms / step_ms)})"
+    return f"{format_time(ms)} of a step of {format_time(step_ms)} ({share(ms / step_ms)})"
 
 
 def _range(times: Iterable[float]) -> str:
@@ -321,7 +322,7 @@ def _more_of(job: Job, slow: int, others: list[int]) -> str:
     more = times[slow] - times[others].mean(axis=1)
     name = str(more.idxmax())
     where = parts[slow]["where"][name]
-    return f"It spends {more[name]:.3g} ms more than they do on {name} ({where})."
+    return f"It spends {format_time(more[name])} more than they do on {name} ({where})."
 
 
 def _parts_of_its_own(rank: RankSteps) -> pandas.DataFrame:

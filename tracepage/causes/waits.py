@@ -51,7 +51,7 @@ from tracepage.readers import kernel_names
 from tracepage.readers.source import OTHER_TRACE, SERIALIZED_NOTE, Source
 from tracepage.readers.trace import Trace
 from tracepage.records.step_profile import Profile
-from tracepage.terminal import counted
+from tracepage.terminal import counted, format_time
 
 import numpy
 import pandas
@@ -478,7 +478,7 @@ def _parts(
             names = rows.span.where(rows.span != "", rows["where"])
             times = rows.duration_ns.groupby(names).sum() / steps / 1e6
             number = rows.gap[names == times.idxmax()].nunique() / steps
-            where = f"{number:,.0f} of them ({times.max():.3g} ms) in {times.idxmax()}"
+            where = f"{number:,.0f} of them ({format_time(times.max())}) in {times.idxmax()}"
             if kernels.graph.notna().any():
                 where += " beside graphs"
         part = parts.get((cause, ""))
@@ -487,7 +487,8 @@ def _parts(
             rows = kernels[kernels.kind == ON_DEVICE.index(cause)]
             size, ns = rows[["bytes", "duration_ns"]].sum() / steps
             if size > MIB:
-                where += f", {size / MIB:,.0f} MiB in {ns / 1e6:.3g} ms ({size / ns:.3g} GB/s)"
+                where += f", {size / MIB:,.0f} MiB in {format_time(ns / 1e6)}"
+                where += f" ({size / ns:.3g} GB/s)"
             if cause != "saving":
                 count = max(count, part["count"])
         parts[cause, ""] = _part(cause, "", ms, count, where)
@@ -534,7 +535,8 @@ def _verdict(
     """The largest part that can be removed, and what people do about it. `waits` are those of all
     `steps`, or of a file that marks none.
     """
-    whole = f"a step of {step_ms:.3g} ms" if steps else f"the {step_ms:.3g} ms in the file"
+    time = format_time(step_ms)
+    whole = f"a step of {time}" if steps else f"the {time} in the file"
     least = REMOVABLE * step_ms
     large = [part for part in parts if part["cause"] != "work" and part["ms"] >= least]
     if not large:
@@ -545,7 +547,7 @@ def _verdict(
     count = part["count"]
     rest_ms = step_ms - ms
     gain = step_ms / rest_ms if rest_ms > 0 else float("inf")
-    sentence = f"{wait_words.WORDS[cause][0]}: {ms:.3g} ms of {whole} ({share(ms / step_ms)})"
+    sentence = f"{wait_words.WORDS[cause][0]}: {format_time(ms)} of {whole} ({share(ms / step_ms)})"
     if count >= 1:
         sentence += f", in {counted(round(count), 'wait')}"
         sentence += " a step" if steps else ""
@@ -553,17 +555,17 @@ def _verdict(
     chosen = waits[waits.cause == cause]
     if len(chosen):
         longest = single_waits(chosen).duration_ns.sum().nlargest(3) / 1e6
-        times = ", ".join(f"{time:.3g}" for time in longest)
-        sentence += f" The longest took {times} ms."
-    bounds = f"{rest_ms:.3g} ms ({gain:.2f} times as fast)"
+        times = ", ".join(map(format_time, longest))
+        sentence += f" The longest took {times}."
+    bounds = f"{format_time(rest_ms)} ({gain:.2f} times as fast)"
     others_gaps = waits[(waits.cause != cause) & (waits.gap >= 0)]
     least_ms = rest_ms - others_gaps.duration_ns.sum() / (steps or 1) / 1e6
     if least_ms < (1 - REMOVABLE) * rest_ms:
-        bounds = f"between {least_ms:.3g} ms (the host always ahead) and {bounds}"
+        bounds = f"between {format_time(least_ms)} (the host always ahead) and {bounds}"
     sentence += f" Without it: {bounds}. {wait_words.cure(cause, part['where'])}"
     if others:
-        more = [f"{other['cause'].replace('_', ' ')} {other['ms']:.3g} ms" for other in others]
-        sentence += f" Next: {', '.join(more)}."
+        more = [(other["cause"].replace("_", " "), format_time(other["ms"])) for other in others]
+        sentence += f" Next: {', '.join(map(' '.join, more))}."
     return {"cause": cause, "ms": ms, "gain": gain, "sentence": sentence}
 
 
@@ -594,7 +596,7 @@ def _largest(parts: list[Part], whole_ms: float) -> str:
     for part in parts[:2]:
         name = part["kind"] or part["cause"].replace("_", " ")
         of_whole = share(part["ms"] / whole_ms)
-        kinds.append(f"{name} {part['ms']:.3g} ms ({of_whole}): {part['where']}")
+        kinds.append(f"{name} {format_time(part['ms'])} ({of_whole}): {part['where']}")
         cures.append(wait_words.cure(part["kind"] or part["cause"], part["where"]))
     return (
         "The largest kinds of work, with their longest kernels: "

@@ -20,7 +20,7 @@ from tracepage.readers.trace import Trace
 from tracepage.readers.trace_events import read_events
 from tracepage.records import step_profile
 from tracepage.records.step_profile import Profile
-from tracepage.terminal import counted
+from tracepage.terminal import counted, format_time
 
 import pandas
 
@@ -126,7 +126,8 @@ def _outside(path: Path, kernels: pandas.DataFrame) -> tuple[str, ...]:
         raise UsageError(f"{path}: no profiled step launched any of its {number}")
     if outside.empty:
         return ()
-    left_out = f"{counted(len(outside), 'kernel')} of {outside.duration_ns.sum() / 1e6:.3g} ms"
+    time = format_time(outside.duration_ns.sum() / 1e6)
+    left_out = f"{counted(len(outside), 'kernel')} of {time}"
     return (f"not counted: {left_out} that no profiled step launched",)
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from tracepage import files
 from tracepage.errors import UsageError
-from tracepage.terminal import counted, progress, shortened
+from tracepage.terminal import counted, format_time, progress, shortened
 
 import pandas
 
@@ -485,6 +485,6 @@ def overlap(device: list[Event]) -> tuple[str, ...]:
     if ns <= OVERLAPPED * sum(event.duration for event in device):
         return ()
     return (
-        f"work of one stream overlaps for {ns / 1e6:.3g} ms: the stream has several queues, or a "
-        "duration is too long; the total counts this time twice, and busy once",
+        f"work of one stream overlaps for {format_time(ns / 1e6)}: the stream has several queues, "
+        "or a duration is too long; the total counts this time twice, and busy once",
     )

@@ -103,7 +103,7 @@ def from_profile(profile: Profile) -> tuple[list[Point], list[str]]:
             "an optimizer's operators on long lists of tensors)"
         )
     if collectives:
-        notes.append(f"left out: collectives, {collectives / 1e3:.3g} ms a step")
+        notes.append(f"left out: collectives, {format_time(collectives / 1e3)} a step")
     return roofline.points(known), notes
 
 

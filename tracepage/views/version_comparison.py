@@ -19,6 +19,7 @@ from tracepage.records.run_record import TimedRun
 from tracepage.show import run_facts, run_pair
 from tracepage.show.report import Report
 from tracepage.show.run_pair import RunPair
+from tracepage.terminal import format_number
 from tracepage.views import launch_changes
 
 
@@ -134,7 +135,9 @@ def _medians(ours: list[float], theirs: list[float]) -> str:
     if 1 in (len(ours), len(theirs)):
         return run_facts.ONE_PROCESS
     sides = " and ".join(
-        f"{median(times):.3g} ms ({min(times):.3g} to {max(times):.3g})" for times in (ours, theirs)
+        f"{format_number(median(times))} ms "
+        f"({format_number(min(times))} to {format_number(max(times))})"
+        for times in (ours, theirs)
     )
     faster = median(ours) / median(theirs)
     return (

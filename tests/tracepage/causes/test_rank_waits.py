@@ -32,7 +32,7 @@ def test_a_slow_rank_is_named_with_what_takes_it_longer(tmp_path, in_loader, cau
     verdict = rank_waits.verdict(job)
     assert (verdict["cause"], verdict["rank"]) == ("rank", 1)
     assert verdict["ms"] == pytest.approx(0.1) and job.waiting_ms[1] == pytest.approx(0)
-    assert f"0.1 ms more than they do on {cause}" in verdict["sentence"]
+    assert f"100 us more than they do on {cause}" in verdict["sentence"]
     assert [job.transfer_ms(rank) for rank in (0, 1)] == pytest.approx([0.02, 0.02])
     assert job.clocks[1] - job.clocks[0] == pytest.approx(0, abs=10), "each from its first event"
     [row] = rank_waits.kinds(job)

@@ -10,6 +10,7 @@ from tests.small_traces import event
 from tracepage.causes import waits
 from tracepage.readers import load_kernels
 from tracepage.readers.source import make_source
+from tracepage.terminal import format_time
 
 import pandas
 import pytest
@@ -213,14 +214,14 @@ def test_a_host_that_no_longer_waits_may_hide_its_other_waits(tmp_path):
 
     def step(program):
         program.python(5_000)
-        program.work(kernels=100, us=10, host=25)
+        program.work(kernels=100, us=11, host=26)
 
     causes = attribute(tmp_path, step)
     ms = parts(causes)
     rest = causes.step_ms - ms["host"]
     sentence = causes.verdict["sentence"]
-    least = f"between {ms['work']:.3g} ms (the host always ahead)"
-    assert f"Without it: {least} and {rest:.3g} ms (" in sentence and ms["launches"] > 1
+    least = f"between {format_time(ms['work'])} (the host always ahead)"
+    assert f"Without it: {least} and {format_time(rest)} (" in sentence and ms["launches"] > 1
 
     causes = attribute(tmp_path, lambda program: FAULTS["host"](program, FAULT) or program.work())
     assert "always ahead" not in causes.verdict["sentence"]

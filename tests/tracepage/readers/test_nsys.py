@@ -146,7 +146,7 @@ def test_numbered_ranges_of_one_process_mark_the_steps(tmp_path):
     export.launched("after", 300_000, 310_000, 7, 290_000)
     source = loaded(export, tmp_path)
     assert source.steps == 2 and list(source.table.step) == [0, 0, 1, 1]
-    assert any("1 kernel of 0.01 ms" in note for note in source.notes)
+    assert any("1 kernel of 10 us" in note for note in source.notes)
 
 
 def test_each_process_counts_its_launches_and_gpus_by_itself(tmp_path):

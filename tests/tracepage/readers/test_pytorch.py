@@ -39,7 +39,7 @@ def test_launches_outside_steps_are_counted_and_a_trace_of_these_is_refused(tmp_
     ]
     (tmp_path / "trace.json").write_text(json.dumps(content))
     assert load_kernels.load(tmp_path / "trace.json").notes == (
-        "not counted: 2 kernels of 0.047 ms that no profiled step launched",
+        "not counted: 2 kernels of 47 us that no profiled step launched",
     )
     content["traceEvents"] = [
         each for each in content["traceEvents"] if "launch" not in each["name"].lower()

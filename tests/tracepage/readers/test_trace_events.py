@@ -118,7 +118,7 @@ def test_branches_of_a_graph_on_one_lane_count_and_overlap(tmp_path):
     gaps = launches.gaps(found)
     assert (len(found.table), found.table.duration_ns.sum()) == (40, 1_350_000)
     assert (gaps.busy_ns, gaps.window_ns) == (1_000_000, 1_900_000)
-    assert [note[:38] for note in found.notes] == ["work of one stream overlaps for 0.35 m"]
+    assert [note[:38] for note in found.notes] == ["work of one stream overlaps for 350 us"]
 
 
 def uncategorized(name: str, number: int, process: int, **arguments) -> dict:

@@ -61,7 +61,7 @@ def test_script_reports_a_kernel_trace(tmp_path, execute):
     ).out
     found = facts(shown)
     verdict = " ".join(shown.split("\n\n")[1].split())
-    assert "0.004 ms of the 0.021 ms in the file (19 %)" in verdict
+    assert "4 us of the 21 us in the file (19 %)" in verdict
     assert found["source"] == "rocprofv3-kernel-trace, results.csv_kernel_trace.csv"
     assert found["note"].startswith("there is no results.csv: took results.csv_kernel_trace.csv")
     assert (

@@ -91,7 +91,7 @@ def test_other_files(path, expected):
         ),
         (
             FIXTURES / "new_kernel_trace.csv",
-            "The GPU waits, and the file does not tell for what: 0.004 ms of the 0.021 ms in the",
+            "The GPU waits, and the file does not tell for what: 4 us of the 21 us in the",
         ),
     ],
     ids=lambda value: getattr(value, "name", ""),
