@@ -3,6 +3,11 @@ that their marker names.
 
 Versions of matplotlib draw the same figure with different bytes. So a picture holds a digest of the
 numbers that it shows, and is out of date when these numbers have changed.
+
+One picture is taken by hand, when the page of a trace has changed:
+
+    python page.py results/h200/traces/v1_small.json.gz --output /tmp/run.html
+    chromium --headless --window-size=1360,1130 --screenshot=pictures/page.png file:///tmp/run.html
 """
 
 import hashlib
