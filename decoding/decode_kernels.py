@@ -8,6 +8,9 @@ inside of it.
                query heads of a key head; `_combine` adds up the chunks
     write      the likeliest token, behind the newest
 
+For several texts a product still reads its weights once: tensor cores multiply them with a token of
+each text, and with zeros up to TEXTS.
+
 A product must read each weight once, and weights do not depend on the token. So it loads the first
 ones before it waits for the kernel before it (`version3_triton/kernels/dependent_launch.py`), and
 memory waits less between two kernels. Sums are float32.
@@ -37,6 +40,9 @@ TILES = {
     "down": (8, 2048, 8),
     "head": (8, 1024, 2),
 }
+# The same for several texts, and how many of these tensor cores take at least.
+BATCH_TILE = (16, 512, 4)
+TEXTS = 16
 
 
 @triton.jit
@@ -117,6 +123,65 @@ def _product(
 
 
 @triton.jit
+def _batch_product(
+    x_ptr,  # [BATCH, SIZE]
+    norm_ptr,  # [SIZE]: g; or None
+    weight_ptr,  # [rows, SIZE], or twice as many rows
+    y_ptr,  # [BATCH, rows]
+    rows,  # elements of y for each text
+    eps,  # added to the mean square
+    SIZE: tl.constexpr,  # elements of x for each text
+    NORM: tl.constexpr,  # whether x is normalized
+    GATED: tl.constexpr,  # whether there are two halves of W
+    ADD: tl.constexpr,  # whether the product is added to y
+    ROWS: tl.constexpr,  # rows of a program
+    BLOCK: tl.constexpr,  # columns at a time
+    BATCH: tl.constexpr,  # texts
+    TEXTS: tl.constexpr,  # BATCH, rounded up to what tl.dot takes
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
+):
+    """`_product` of several texts."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    text = tl.arange(0, TEXTS)
+    line = tl.arange(0, BLOCK)[None, :]
+    valid = (row < rows)[:, None]
+    here = (text < BATCH)[:, None]
+    first = weight_ptr + row.to(tl.int64)[:, None] * SIZE
+    second = first + rows.to(tl.int64) * SIZE
+    source = x_ptr + text[:, None] * SIZE
+    weight = _columns(first, valid, line, 0, BLOCK, SIZE)
+    up = _columns(second, valid, line, 0, BLOCK, SIZE) if GATED else weight
+    _wait(DEPENDENT)
+    total = tl.zeros((ROWS, TEXTS), tl.float32)
+    up_total = tl.zeros((ROWS, TEXTS), tl.float32)
+    squares = tl.zeros((TEXTS,), tl.float32)
+    for start in tl.static_range(0, SIZE, BLOCK):
+        next_weight = _columns(first, valid, line, start + BLOCK, BLOCK, SIZE)
+        next_up = _columns(second, valid, line, start + BLOCK, BLOCK, SIZE) if GATED else weight
+        x = _columns(source, here, line, start, BLOCK, SIZE)
+        if NORM:
+            wide = x.to(tl.float32)
+            squares += tl.sum(wide * wide, axis=1)
+            gain = _columns(norm_ptr, True, line, start, BLOCK, SIZE)
+            x = (wide * gain.to(tl.float32)).to(x.dtype)
+        columns = tl.trans(x)
+        total = tl.dot(weight, columns, total, input_precision="ieee")
+        if GATED:
+            up_total = tl.dot(up, columns, up_total, input_precision="ieee")
+        weight = next_weight
+        up = next_up
+    scale = 1 / tl.sqrt(squares / SIZE + eps)[None, :] if NORM else 1.0
+    y = total * scale
+    if GATED:
+        y = y * tl.sigmoid(y) * (up_total * scale)
+    place = y_ptr + text[None, :] * rows + row[:, None]
+    inside = valid & (text < BATCH)[None, :]
+    if ADD:
+        y += read(place, inside)
+    tl.store(place, y, mask=inside)
+
+
+@triton.jit
 def _turned(x_ptr, valid, cos, sin, DIM: tl.constexpr):
     """Heads, [.., Dh] from x_ptr [.., 1], with RoPE; cos and sin: [1, Dh]."""
     column = tl.arange(0, DIM)[None, :]
@@ -126,14 +191,14 @@ def _turned(x_ptr, valid, cos, sin, DIM: tl.constexpr):
 
 @triton.jit
 def _attend(
-    qkv_ptr,  # [H + 2 K, Dh]
-    keys_ptr,  # [K, T, Dh]: the cache
+    qkv_ptr,  # [B, H + 2 K, Dh]
+    keys_ptr,  # [B, K, T, Dh]: the cache
     values_ptr,  # as keys
-    position_ptr,  # one element: the token's
+    position_ptr,  # [B]: the tokens'
     cos_ptr,  # [S_max, Dh]
     sin_ptr,  # [S_max, Dh]
-    part_ptr,  # [chunks, H, Dh], float32
-    sums_ptr,  # [2, chunks, H], float32: score and sum
+    part_ptr,  # [B, chunks, H, Dh], float32
+    sums_ptr,  # [B, 2, chunks, H], float32: score and sum
     length,  # T
     scale,  # 1 / sqrt(Dh)
     K: tl.constexpr,  # key heads
@@ -143,13 +208,20 @@ def _attend(
     CHUNK: tl.constexpr,  # keys of a program
     DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
-    """The query heads of a key head and a chunk of the cache: the sum of its values, its largest
-    score and its sum of exponentials.
+    """The query heads of a key head and a chunk of a text's cache: the sum of its values, its
+    largest score and its sum of exponentials.
     """
     kv_head = tl.program_id(0)
+    text = tl.program_id(2)
+    chunks = tl.num_programs(1)
+    qkv_ptr += text * (K * GROUP + 2 * K) * DIM
+    keys_ptr += text.to(tl.int64) * K * length * DIM
+    values_ptr += text.to(tl.int64) * K * length * DIM
+    part_ptr += text * chunks * K * GROUP * DIM
+    sums_ptr += text * 2 * chunks * K * GROUP
     column = tl.arange(0, DIM)[None, :]
     key = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
-    position = tl.load(position_ptr)
+    position = tl.load(position_ptr + text)
     place = (kv_head * length + key)[:, None] * DIM + column
     before = (key < position)[:, None]  # written by earlier steps
     k = tl.load(keys_ptr + place, mask=before, other=0.0)
@@ -174,7 +246,6 @@ def _attend(
     highest = tl.maximum(tl.max(score, axis=1), -1e30)
     p = tl.exp(score - highest[:, None])
     out = tl.dot(p.to(v.dtype), v, input_precision="ieee")
-    chunks = tl.num_programs(1)
     part = tl.program_id(1) * K * GROUP + head
     tl.store(part_ptr + part[:, None] * DIM + column, out, mask=(member < GROUP)[:, None])
     tl.store(sums_ptr + part, highest, mask=member < GROUP)
@@ -183,9 +254,9 @@ def _attend(
 
 @triton.jit
 def _combine(
-    part_ptr,  # [chunks, H, Dh], float32
-    sums_ptr,  # [2, chunks, H], float32
-    out_ptr,  # [H, Dh]
+    part_ptr,  # [B, chunks, H, Dh], float32
+    sums_ptr,  # [B, 2, chunks, H], float32
+    out_ptr,  # [B, H, Dh]
     chunks,  # how many there are
     DIM: tl.constexpr,  # Dh
     CHUNKS: tl.constexpr,  # chunks, rounded up to a power of two
@@ -194,6 +265,10 @@ def _combine(
     _wait(DEPENDENT)
     column = tl.arange(0, DIM)
     heads = tl.num_programs(0)
+    text = tl.program_id(1)
+    part_ptr += text * chunks * heads * DIM
+    sums_ptr += text * 2 * chunks * heads
+    out_ptr += text * heads * DIM
     part = tl.arange(0, CHUNKS) * heads + tl.program_id(0)
     valid = tl.arange(0, CHUNKS) < chunks
     highest = tl.load(sums_ptr + part, mask=valid, other=float("-inf"))
@@ -208,52 +283,59 @@ def _combine(
 
 @triton.jit
 def _embed(
-    ids_ptr,  # [T]
-    position_ptr,  # one element: the token's
+    ids_ptr,  # [B, T]
+    position_ptr,  # [B]: the tokens'
     table_ptr,  # [V, size]
-    x_ptr,  # [size]
+    x_ptr,  # [B, size]
+    length,  # T
     size,  # D
     BLOCK: tl.constexpr,  # elements of a program
     DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     _wait(DEPENDENT)
-    token = tl.load(ids_ptr + tl.load(position_ptr))
+    text = tl.program_id(1)
+    token = tl.load(ids_ptr + text * length + tl.load(position_ptr + text))
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(table_ptr + token * size + column, mask=column < size)
-    tl.store(x_ptr + column, x, mask=column < size)
+    tl.store(x_ptr + text * size + column, x, mask=column < size)
 
 
 @triton.jit
 def _write(
-    logits_ptr,  # [size]
-    ids_ptr,  # [T]
-    position_ptr,  # one element: moves on by one
+    logits_ptr,  # [B, size]
+    ids_ptr,  # [B, T]
+    position_ptr,  # [B]: move on by one
+    length,  # T
     size,  # V
     BLOCK: tl.constexpr,  # V, rounded up to a power of two
     DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
-    """One program. It lets no kernel begin before its end, since `_attend` reads the position
-    before it waits.
+    """A program for each text. It lets no kernel begin before its end, since `_attend` reads the
+    position before it waits.
     """
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
     column = tl.arange(0, BLOCK)
-    logits = read(logits_ptr + column, column < size, float("-inf"))
-    position = tl.load(position_ptr) + 1
-    tl.store(ids_ptr + position, tl.argmax(logits, axis=0))
-    tl.store(position_ptr, position)
+    text = tl.program_id(0)
+    logits = read(logits_ptr + text * size + column, column < size, float("-inf"))
+    position = tl.load(position_ptr + text) + 1
+    tl.store(ids_ptr + text * length + position, tl.argmax(logits, axis=0))
+    tl.store(position_ptr + text, position)
 
 
 def product(
     tile: str, x: Tensor, weight: Tensor, norm: nn.Module | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """weight [N, K] times x [K] or its norm, added to `out` if there is one; for "gate_up" SwiGLU
-    of the halves, [N / 2].
+    """weight [N, K] times x [B, K] or its norm, added to `out` if there is one: [B, N]; for
+    "gate_up" SwiGLU of the halves, [B, N / 2].
     """
+    batch = len(x)
     rows = weight.shape[0] // (2 if tile == "gate_up" else 1)
-    y = x.new_empty(rows) if out is None else out
-    height, width, warps = TILES[tile]
-    _product[ceil_div(rows, height),](
+    y = x.new_empty(batch, rows) if out is None else out
+    height, width, warps = TILES[tile] if batch == 1 else BATCH_TILE
+    several = {"BATCH": batch, "TEXTS": max(TEXTS, triton.next_power_of_2(batch))}
+    kernel = _product if batch == 1 else _batch_product
+    kernel[ceil_div(rows, height),](
         x,
         norm.weight if norm else None,
         weight,
@@ -267,29 +349,30 @@ def product(
         ROWS=height,
         BLOCK=width,
         num_warps=warps,
+        **(several if batch > 1 else {}),
         **dependent(),
     )
     return y
 
 
 def attend(
-    qkv: Tensor, keys: Tensor, values: Tensor, position: Tensor, tables: tuple[Tensor, Tensor]
+    qkv: Tensor, keys: Tensor, values: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Attention of the token whose q, k and v are in qkv, [(H + 2 K) Dh], to the cache, [K, T, Dh],
-    which gets its k and v.
+    """Attention of the tokens whose q, k and v are in qkv, [B, (H + 2 K) Dh], to the cache,
+    [B, K, T, Dh], which gets their k and v: [B, H Dh].
     """
-    kv_heads, length, dim = keys.shape
-    heads = len(qkv) // dim - 2 * kv_heads
+    batch, kv_heads, length, dim = keys.shape
+    heads = qkv.shape[1] // dim - 2 * kv_heads
     chunk = min(CHUNK[0], CHUNK[1] // (dim * keys.element_size()))
     chunks = ceil_div(length, chunk)
-    parts = qkv.new_empty(chunks, heads, dim, dtype=torch.float32)
-    sums = qkv.new_empty(2, chunks, heads, dtype=torch.float32)
+    parts = qkv.new_empty(batch, chunks, heads, dim, dtype=torch.float32)
+    sums = qkv.new_empty(batch, 2, chunks, heads, dtype=torch.float32)
     group = heads // kv_heads
-    _attend[kv_heads, chunks](
+    _attend[kv_heads, chunks, batch](
         qkv,
         keys,
         values,
-        position,
+        positions,
         *tables,
         parts,
         sums,
@@ -303,8 +386,8 @@ def attend(
         num_warps=8,
         **dependent(),
     )
-    out = qkv.new_empty(heads * dim)
-    _combine[heads,](
+    out = qkv.new_empty(batch, heads * dim)
+    _combine[heads, batch](
         parts,
         sums,
         out,
@@ -317,23 +400,25 @@ def attend(
     return out
 
 
-def embed(ids: Tensor, position: Tensor, table: Tensor) -> Tensor:
-    """The row of table, [V, D], of the token at the position: [D]."""
+def embed(ids: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+    """The rows of table, [V, D], of the tokens of ids, [B, T], at their positions, [B]: [B, D]."""
+    batch, length = ids.shape
     size = table.shape[1]
-    x = table.new_empty(size)
-    _embed[ceil_div(size, 512),](
-        ids, position, table, x, size, BLOCK=512, num_warps=2, **dependent()
+    x = table.new_empty(batch, size)
+    _embed[ceil_div(size, 512), batch](
+        ids, positions, table, x, length, size, BLOCK=512, num_warps=2, **dependent()
     )
     return x
 
 
-def write(logits: Tensor, ids: Tensor, position: Tensor) -> None:
-    """Writes the likeliest token into ids, [T], behind the position, which moves on to it."""
-    size = len(logits)
-    _write[1,](
+def write(logits: Tensor, ids: Tensor, positions: Tensor) -> None:
+    """Writes the likeliest tokens into ids, [B, T], behind their positions, [B], which move on."""
+    batch, size = logits.shape
+    _write[batch,](
         logits,
         ids,
-        position,
+        positions,
+        ids.shape[1],
         size,
         BLOCK=triton.next_power_of_2(size),
         num_warps=16,
@@ -351,13 +436,13 @@ def fused(decoder) -> tuple[Callable[[], Tensor], Callable[[Tensor], None]]:
         raise UsageError(f"--operations fused: {reason}")
 
     @torch.no_grad()
-    def one() -> Tensor:  # [V]
-        x = embed(decoder.ids, decoder.position, decoder.model.embed_tokens.weight)  # [D]
+    def one() -> Tensor:  # [B, V]
+        x = embed(decoder.ids, decoder.positions, decoder.model.embed_tokens.weight)  # [B, D]
         for layer, keys, values in zip(
             decoder.model.layers, decoder.keys, decoder.values, strict=True
         ):
             qkv = product("qkv", x, layer.self_attn.qkv_proj.weight, layer.input_layernorm)
-            out = attend(qkv, keys, values, decoder.position, decoder.tables)
+            out = attend(qkv, keys, values, decoder.positions, decoder.tables)
             product("o", out, layer.self_attn.o_proj.weight, out=x)
             hidden = product(
                 "gate_up", x, layer.mlp.gate_up_proj.weight, layer.post_attention_layernorm
@@ -365,4 +450,4 @@ def fused(decoder) -> tuple[Callable[[], Tensor], Callable[[Tensor], None]]:
             product("down", hidden, layer.mlp.down_proj.weight, out=x)
         return product("head", x, decoder.model.lm_head.weight, decoder.model.norm)
 
-    return one, lambda logits: write(logits, decoder.ids, decoder.position)
+    return one, lambda logits: write(logits, decoder.ids, decoder.positions)

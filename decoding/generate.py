@@ -46,8 +46,10 @@ VERSIONS = {path.stem[-2:]: path for path in SCRIPTS}
 class Decoder:
     """A version's model with a KV cache: its layers run with `attend` as their attention."""
 
-    def __init__(self, operations: str, options: Options, length: int, dtype: torch.dtype) -> None:
-        """`length`: of the prompt and of all that follows."""
+    def __init__(
+        self, operations: str, options: Options, batch: int, length: int, dtype: torch.dtype
+    ) -> None:
+        """`batch`: texts, all as long; `length`: of the prompt and of all that follows."""
         version: Any = version_files.load(VERSIONS["v3" if operations == "fused" else operations])
         self.cache = exercises.load(HERE, "kv_cache", unset="solution")
         settings = version_files.switched(version, options)
@@ -70,12 +72,14 @@ class Decoder:
         self.tables = self.model.cos, self.model.sin  # [S_max, Dh], which stay float32
         self.model.to(dtype)
         layers = self.config.num_layers
-        shape = (2, layers, self.config.num_key_value_heads, length, self.config.head_dim)
+        shape = (2, layers, batch, self.config.num_key_value_heads, length, self.config.head_dim)
         cache = torch.zeros(shape, dtype=dtype, device=self.device)
-        self.keys, self.values = cache  # [L, K, T, Dh] each
-        self.ids = torch.zeros(length, dtype=torch.long, device=self.device)  # prompt and text
-        # The position is that of the newest token, which the cache lacks.
-        self.position = torch.zeros(1, dtype=torch.long, device=self.device)
+        self.keys, self.values = cache  # [L, B, K, T, Dh] each
+        # Prompt and text, [B, T].
+        self.ids = torch.zeros(batch, length, dtype=torch.long, device=self.device)
+        # The position is that of the newest token, which the cache lacks: the same in all texts.
+        self.positions = torch.zeros(batch, dtype=torch.long, device=self.device)
+        self.position = self.positions[:1]
         self.one: Callable[[], Tensor] = self.logits_of_newest
         self.write: Callable[[Tensor], None] = self.write_largest
         if operations == "fused":
@@ -84,22 +88,22 @@ class Decoder:
             self.one, self.write = decode_kernels.fused(self)
 
     @torch.no_grad()
-    def logits(self, ids: Tensor, positions: Tensor) -> Tensor:  # [S], [S] -> [V]
+    def logits(self, ids: Tensor, places: Tensor) -> Tensor:  # [B, S], [S] -> [B, V]
         """The logits of the token after the last."""
-        self.positions = positions
+        self.places = places
         self.layers = zip(self.keys, self.values, strict=True)
-        self.model.cos, self.model.sin = (table[positions] for table in self.tables)  # [S, Dh]
-        return self.model.lm_head(self.model.hidden_states(ids[None])[0, -1])
+        self.model.cos, self.model.sin = (table[places] for table in self.tables)  # [S, Dh]
+        return self.model.lm_head(self.model.hidden_states(ids)[:, -1])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """[1, H, S, Dh], 2 x [1, K, S, Dh] -> [1, H, S, Dh]."""
-        keys, values = next(self.layers)  # [K, T, Dh]
-        self.cache.append(keys, values, k, v, self.positions)
+        """[B, H, S, Dh], 2 x [B, K, S, Dh] -> [B, H, S, Dh]."""
+        keys, values = next(self.layers)  # [B, K, T, Dh]
+        self.cache.append(keys, values, k, v, self.places)
         if q.shape[2] > 1:  # a prompt: nothing stands before it
             return self.whole(q, k, v)
-        return self.cache.attend(q, keys, values, self.positions)
+        return self.cache.attend(q, keys, values, self.places)
 
-    def drawn(self, logits: Tensor) -> Tensor:  # [V] -> [V]
+    def drawn(self, logits: Tensor) -> Tensor:  # [B, V] -> [B, V]
         """Logits whose largest is the token: the likeliest, or with a temperature a draw from
         softmax(logits / temperature).
         """
@@ -109,24 +113,27 @@ class Decoder:
         # Noise of Gumbel's distribution makes the largest a draw from that softmax.
         return logits.float() / self.temperature - noise
 
-    def logits_of_newest(self) -> Tensor:  # [V]
+    def logits_of_newest(self) -> Tensor:  # [B, V]
         """The logits of a decode step."""
-        return self.logits(self.ids[self.position], self.position)
+        return self.logits(self.ids[:, self.position], self.position)
 
-    def write_largest(self, logits: Tensor) -> None:  # [V]
-        """Writes a token behind the newest."""
-        self.position += 1
-        self.ids.index_copy_(0, self.position, logits.argmax(0, keepdim=True))
+    def write_largest(self, logits: Tensor) -> None:  # [B, V]
+        """Writes a token behind the newest of each text."""
+        self.positions += 1
+        self.ids.index_copy_(1, self.position, logits.argmax(1, keepdim=True))
 
-    def prefill(self, prompt: Tensor) -> None:
-        """Reads the prompt, [S], in one pass, and writes the first token."""
-        self.ids[: len(prompt)] = prompt
-        logits = self.logits(prompt, torch.arange(len(prompt), device=self.device))
-        self.position.fill_(len(prompt) - 1)
+    def prefill(self, prompts: Tensor) -> None:
+        """Reads the prompts, [B, S], in one pass, and writes the first token of each text."""
+        length = prompts.shape[1]
+        self.ids[:, :length] = prompts
+        logits = self.logits(prompts, torch.arange(length, device=self.device))
+        self.positions.fill_(length - 1)
         self.write(self.drawn(logits))
 
     def step(self) -> None:
-        """Writes one more token. No shape changes and the host reads nothing: a graph can do it."""
+        """Writes a token more of each text. No shape changes and the host reads nothing: a graph
+        can do it.
+        """
         self.write(self.drawn(self.one()))
 
 
@@ -200,11 +207,11 @@ def tokenized(folder: Path, prompt: str, vocab_size: int) -> tuple[Any, list[int
 
 
 def measure(
-    decoder: Decoder, prompt: Tensor, tokens: int, captured: bool, seed: int
+    decoder: Decoder, prompts: Tensor, tokens: int, captured: bool, seed: int
 ) -> tuple[list[float], list[float]]:
-    """The ms of prefills, and of each decode step that writes the text in `decoder.ids`."""
+    """The ms of prefills, and of each decode step that writes the texts in `decoder.ids`."""
     step = decoder.step
-    prefill: Callable[[], None] = functools.partial(decoder.prefill, prompt)
+    prefill: Callable[[], None] = functools.partial(decoder.prefill, prompts)
     if captured:
         step = devices.capture_graph(step)
         prefill = devices.capture_graph(prefill)
@@ -224,15 +231,17 @@ def make_record(
     dtype = decoder.keys.dtype
     prefill_ms, token_ms = map(summarize, times)
     length = prompt + arguments.tokens // 2  # the mean
+    batch = arguments.batch_size
     weight_bytes, cache_bytes = decoder.cache.token_bytes(config, length, dtype.itemsize)
-    step_bytes = weight_bytes + cache_bytes
+    step_bytes = weight_bytes + batch * cache_bytes
     rate = 1e3 * step_bytes / token_ms["median"]
     one = flops.forward(config, 1, 1)
     whole = flops.forward(config, 1, prompt)
-    step_flops = one["total"] + (length - 1) * one["attention"]
+    step_flops = batch * (one["total"] + (length - 1) * one["attention"])
     # The head reads the last position alone.
-    prefill_flops = whole["total"] - whole["head"] + one["head"]
-    prefill_bytes = sum(decoder.cache.token_bytes(config, prompt, dtype.itemsize))
+    prefill_flops = batch * (whole["total"] - whole["head"] + one["head"])
+    prompt_bytes = decoder.cache.token_bytes(config, prompt, dtype.itemsize)
+    prefill_bytes = prompt_bytes[0] + batch * prompt_bytes[1]
     precision = Precision(decoder.device, None if dtype == torch.float32 else dtype)
     peak = ceilings.measure(decoder.device, precision) if arguments.measure_peak else None
     schema = files.schema_of(Decoding)
@@ -241,12 +250,13 @@ def make_record(
         "preset": arguments.preset,
         "operations": arguments.operations,
         "mode": "captured" if arguments.capture_step else "eager",
+        "batch_size": batch,
         "prompt_tokens": prompt,
         "tokens": arguments.tokens,
         "prefill_ms": prefill_ms,
         "token_ms": token_ms,
         "weight_bytes": weight_bytes,
-        "cache_bytes": cache_bytes,
+        "cache_bytes": batch * cache_bytes,
         "bytes_per_second": rate,
         "copy_percent": peak and 100 * rate / peak["bytes_per_second"],
         "ceilings": peak,
@@ -264,10 +274,11 @@ def print_record(measured: Decoding) -> None:
     cache_mb = measured["cache_bytes"] / 1e6
     copy = measured["copy_percent"]
     share = f", {copy:.1f}% of a measured copy" if copy else ""
-    print(f"prefill   {prefill:.3g} ms for {measured['prompt_tokens']} tokens")
-    print(f"decode    {ms['median']:.4g} ms a token (p20 {ms['p20']:.4g}, p80 {ms['p80']:.4g})")
-    print(f"tokens/s  {1e3 / ms['median']:,.4g}")
-    print(f"MB/token  {weight_mb:,.4g} of weights, {cache_mb:,.3g} of cache")
+    batch = measured.get("batch_size", 1)
+    print(f"prefill   {prefill:.3g} ms for {batch * measured['prompt_tokens']:,} tokens")
+    print(f"decode    {ms['median']:.4g} ms a step (p20 {ms['p20']:.4g}, p80 {ms['p80']:.4g})")
+    print(f"tokens/s  {batch * 1e3 / ms['median']:,.4g}")
+    print(f"MB/step   {weight_mb:,.4g} of weights, {cache_mb:,.3g} of cache")
     print(f"GB/s      {measured['bytes_per_second'] / 1e9:,.4g}{share}")
 
 
@@ -292,6 +303,7 @@ def parser() -> argparse.ArgumentParser:
     cli.add(result, "--preset", "--config", "--seed", "--device", "--capture-step")
     add = result.add_argument
     add("--prompt", type=text, default="def ", metavar="TEXT", help="its start (default: 'def ')")
+    add("--batch-size", type=cli.positive, default=1, metavar="B", help="texts (default: 1)")
     add("--tokens", type=cli.positive, default=64, metavar="N", help="at least 4 (default: 64)")
     add("--temperature", type=cli.amount, default=0.0, help="0: the likeliest token, 1: a draw")
     add("--operations", choices=(*VERSIONS, "fused"), default="v2", help="fused: decode_kernels.py")
@@ -328,17 +340,18 @@ def main() -> None:
     half = devices.is_gpu(device) and torch.cuda.is_bf16_supported(including_emulation=False)
     dtype = torch.bfloat16 if half else torch.float32
     torch.manual_seed(options.seed)
-    prompt = torch.randint(options.model.vocab_size, (count,))
-    decoder = Decoder(arguments.operations, options, length, dtype)
+    prompts = torch.randint(options.model.vocab_size, (arguments.batch_size, count))
+    decoder = Decoder(arguments.operations, options, arguments.batch_size, length, dtype)
     if tokenizer:
         load_weights(decoder.model, state, arguments.checkpoint)
-        prompt = torch.tensor(ids)
+        prompts[:] = torch.tensor(ids)
     decoder.temperature = arguments.temperature
     times = measure(
-        decoder, prompt.to(device), arguments.tokens, arguments.capture_step, options.seed
+        decoder, prompts.to(device), arguments.tokens, arguments.capture_step, options.seed
     )
     if tokenizer:
-        print(tokenizer.decode(decoder.ids[:length].tolist()), end="\n\n")
+        for written in decoder.ids.tolist():
+            print(tokenizer.decode(written), end="\n\n")
     measured = make_record(arguments, decoder, count, times)
     print_record(measured)
     if output:

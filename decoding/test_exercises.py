@@ -14,11 +14,13 @@ SHAPES = [(4, 4), (8, 2), (3, 1)]  # H and K
 
 
 def prompt(heads: int, kv_heads: int) -> tuple[torch.Tensor, ...]:
-    """q, k, v of five tokens in float64, and caches of eight positions that hold an older text."""
+    """q, k, v of five tokens of two texts in float64, and caches of eight positions that hold older
+    texts.
+    """
     torch.manual_seed(0)
-    query = (1, heads, 5, 16)
-    new = (1, kv_heads, 5, 16)
-    cached = (kv_heads, 8, 16)
+    query = (2, heads, 5, 16)
+    new = (2, kv_heads, 5, 16)
+    cached = (2, kv_heads, 8, 16)
     shapes = (query, new, new, cached, cached)
     return tuple(torch.randn(shape, dtype=torch.float64) for shape in shapes)
 
@@ -29,7 +31,7 @@ def test_problem1_append():
     assert cache.append(keys, values, k, v, torch.arange(2, 7)) is None
     for held, new, old in ((keys, k, before[0]), (values, v, before[1])):
         torch.testing.assert_close(
-            held, torch.cat((old[:, :2], new[0], old[:, 7:]), dim=1), rtol=0, atol=0
+            held, torch.cat((old[:, :, :2], new, old[:, :, 7:]), dim=2), rtol=0, atol=0
         )
 
 
@@ -48,8 +50,8 @@ def test_problem1_attend(heads, kv_heads):
 
 def test_problem1_reads_no_position():
     """On the device `meta` no number exists, so code that reads one fails, as in a capture."""
-    q = torch.empty(1, 8, 1, 16, device="meta")
-    keys = torch.empty(2, 8, 16, device="meta")
+    q = torch.empty(3, 8, 1, 16, device="meta")
+    keys = torch.empty(3, 2, 8, 16, device="meta")
     position = torch.empty(1, dtype=torch.long, device="meta")
     assert cache.append(keys, keys, q[:, :2], q[:, :2], position) is None
     assert cache.attend(q, keys, keys, position).shape == q.shape

@@ -101,10 +101,10 @@ def step(
     version.make_step(model, optimizer, precision)(batch)
 
 
-def decode_step(config: ModelConfig, dtype: torch.dtype) -> None:
+def decode_step(config: ModelConfig, dtype: torch.dtype, batch: int) -> None:
     """The kernels of a step of `generate.py --operations fused`, with a cache of 640 tokens."""
     model = tiny_llama_v3.TinyLlama(config).to(dtype)
-    shape = (config.num_layers, config.num_key_value_heads, 640, config.head_dim)
+    shape = (config.num_layers, batch, config.num_key_value_heads, 640, config.head_dim)
     decoder = SimpleNamespace(
         config=config,
         device=torch.device("cpu"),
@@ -112,8 +112,8 @@ def decode_step(config: ModelConfig, dtype: torch.dtype) -> None:
         tables=(model.cos.float(), model.sin.float()),
         keys=torch.zeros(shape, dtype=dtype),
         values=torch.zeros(shape, dtype=dtype),
-        ids=torch.zeros(640, dtype=torch.long),
-        position=torch.zeros(1, dtype=torch.long),
+        ids=torch.zeros(batch, 640, dtype=torch.long),
+        positions=torch.zeros(batch, dtype=torch.long),
     )
     one, write = decode_kernels.fused(decoder)
     write(one())
@@ -188,7 +188,8 @@ def compile_all(
                 step(tiny_llama_v4, fourth, precision, (ids, targets))
         if dtype != "fp16":  # generate.py decodes in bf16, and in fp32 without it
             place = {"target": target, "dtype": dtype, "hidden_size": LARGE.hidden_size}
-            decode_step(LARGE, DTYPES[dtype])
+            for batch in (1, 8):
+                decode_step(LARGE, DTYPES[dtype], batch)
     return rows
 
 

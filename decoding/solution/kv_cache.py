@@ -14,23 +14,23 @@ from torch import Tensor
 
 
 def append(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> None:
-    """Writes keys and values of S tokens, [1, K, S, Dh], into the cache at their positions, [S].
+    """Writes keys and values of S tokens, [B, K, S, Dh], into the cache at their positions, [S].
 
-    The cache has two tensors [K, T, Dh].
+    The cache has two tensors [B, K, T, Dh].
     """
-    keys.index_copy_(1, positions, k[0])
-    values.index_copy_(1, positions, v[0])
+    keys.index_copy_(2, positions, k)
+    values.index_copy_(2, positions, v)
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
-    """One query, [1, H, 1, Dh], to the cached keys up to its own position, [1] -> [1, H, 1, Dh].
+    """One query, [B, H, 1, Dh], to the cached keys up to its own position, [1] -> [B, H, 1, Dh].
 
     Query head h reads key/value head h // (H / K).
     """
-    kv_heads, length, head_dim = keys.shape
+    batch, kv_heads, length, head_dim = keys.shape
     # The queries of a group are the rows of one product.
-    grouped = q.reshape(kv_heads, -1, head_dim)  # [K, H / K, Dh]
-    scores = grouped @ keys.transpose(1, 2) / math.sqrt(head_dim)  # [K, H / K, T]
+    grouped = q.reshape(batch, kv_heads, -1, head_dim)  # [B, K, H / K, Dh]
+    scores = grouped @ keys.transpose(2, 3) / math.sqrt(head_dim)  # [B, K, H / K, T]
     future = torch.arange(length, device=q.device) > position  # [T]
     scores = scores.masked_fill(future, float("-inf"))
     return (scores.softmax(dim=-1) @ values).reshape(q.shape)

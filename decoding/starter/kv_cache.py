@@ -11,15 +11,15 @@ from torch import Tensor
 
 
 def append(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> None:
-    """Writes keys and values of S tokens, [1, K, S, Dh], into the cache at their positions, [S].
+    """Writes keys and values of S tokens, [B, K, S, Dh], into the cache at their positions, [S].
 
-    The cache has two tensors [K, T, Dh].
+    The cache has two tensors [B, K, T, Dh].
     """
     raise NotImplementedError("append: problem 1 of README.md")
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
-    """One query, [1, H, 1, Dh], to the cached keys up to its own position, [1] -> [1, H, 1, Dh].
+    """One query, [B, H, 1, Dh], to the cached keys up to its own position, [1] -> [B, H, 1, Dh].
 
     Query head h reads key/value head h // (H / K).
     """

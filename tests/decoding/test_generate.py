@@ -32,7 +32,7 @@ SIZES = (
     "model: {vocab_size: 300, hidden_size: 32, num_layers: 2, num_attention_heads: 4, num_key_value_heads: 2,\n"
     "  intermediate_size: 48, max_sequence_length: 24}\ntraining: {sequence_length: 24}\n"
 )
-PROMPT = torch.tensor([3, 1, 41, 5, 9])
+PROMPTS = torch.tensor([[3, 1, 41, 5, 9], [2, 6, 53, 5, 8], [9, 7, 93, 2, 3]])
 
 
 @pytest.fixture
@@ -42,38 +42,39 @@ def config(tmp_path: Path) -> Path:
 
 
 def decoder(
-    operations: str, dtype: torch.dtype, config: Path, length: int = 24
+    operations: str, dtype: torch.dtype, config: Path, batch: int = 1, length: int = 24
 ) -> generate.Decoder:
     flags = ["--prompt-tokens", "1", "--config", str(config)]
-    return generate.Decoder(
-        operations, cli.resolve(Options, cli.parse(generate.parser(), flags)), length, dtype
-    )
+    options = cli.resolve(Options, cli.parse(generate.parser(), flags))
+    return generate.Decoder(operations, options, batch, length, dtype)
 
 
-def logits_of(made: generate.Decoder, prompt: torch.Tensor, steps: int) -> torch.Tensor:
-    """The logits from which each token was chosen, [steps + 1, V]."""
+def logits_of(made: generate.Decoder, prompts: torch.Tensor, steps: int) -> torch.Tensor:
+    """The logits from which each token was chosen, [B, steps + 1, V]."""
     rows, write = [], made.write
     made.write = lambda row: write(rows.append(row) or row)
-    made.prefill(prompt.to(DEVICE))
+    made.prefill(prompts.to(DEVICE))
     for _ in range(steps):
         made.step()
-    return torch.stack(rows)
+    return torch.stack(rows, 1)
 
 
-def check_against_a_whole_pass(made: generate.Decoder, prompt: torch.Tensor, steps: int) -> None:
-    """Against Version 1's whole forward pass over the text that was written."""
-    got, text = logits_of(made, prompt, steps), made.ids[: len(prompt) + 1 + steps]
+def check_against_a_whole_pass(made: generate.Decoder, prompts: torch.Tensor, steps: int) -> None:
+    """Against Version 1's whole forward pass over the texts that were written."""
+    length = prompts.shape[1]
+    got, texts = logits_of(made, prompts, steps), made.ids[:, : length + 1 + steps]
     dtype = got.dtype
     whole = tiny_llama_v1.TinyLlama(generate.ModelConfig(**made.config.model_dump())).to(
         DEVICE, dtype
     )
     whole.load_state_dict(made.model.baseline_state_dict())
-    expected = whole(text[None, :-1])[0, len(prompt) - 1 :]
+    expected = whole(texts[:, :-1])[:, length - 1 :]
     torch.testing.assert_close(
         got, expected, **({} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-4})
     )
-    assert text.tolist() == [*prompt.tolist(), *expected.argmax(dim=-1).tolist()]
-    assert made.position == len(text) - 1
+    assert torch.equal(texts[:, :length], prompts.to(DEVICE))
+    assert torch.equal(texts[:, length:], expected.argmax(dim=-1))
+    assert (made.positions == length + steps).all()
 
 
 @runs_kernels
@@ -87,21 +88,23 @@ def check_against_a_whole_pass(made: generate.Decoder, prompt: torch.Tensor, ste
     ],
 )
 def test_a_cache_changes_neither_logits_nor_tokens(operations, dtype, config):
-    check_against_a_whole_pass(decoder(operations, dtype, config), PROMPT, 18)
+    made = decoder(operations, dtype, config, len(PROMPTS))
+    check_against_a_whole_pass(made, PROMPTS, 18)
 
 
 @runs_kernels
 @pytest.mark.parametrize(
-    "heads, kv_heads, dim, prompt",
+    "heads, kv_heads, dim, prompt, batch",
     [
-        (2, 2, 16, 5),
-        (4, 2, 16, 254),  # The prompt ends in a chunk of keys, the text in the next.
-        (8, 1, 32, 130),
-        (20, 1, 16, 5),
+        (2, 2, 16, 5, 1),
+        (4, 2, 16, 254, 1),  # The prompt ends in a chunk of keys, the text in the next.
+        (4, 2, 16, 254, 3),
+        (8, 1, 32, 130, 1),
+        (20, 1, 16, 5, 17),
     ],
 )
-def test_the_fused_step_is_that_of_the_model(heads, kv_heads, dim, prompt, tmp_path):
-    """For any number of query heads of a key head, and of chunks of keys."""
+def test_the_fused_step_is_that_of_the_model(heads, kv_heads, dim, prompt, batch, tmp_path):
+    """For any number of texts, of query heads of a key head, and of chunks of keys."""
     sizes = {
         "vocab_size": 300,
         "hidden_size": heads * dim,
@@ -113,23 +116,27 @@ def test_the_fused_step_is_that_of_the_model(heads, kv_heads, dim, prompt, tmp_p
     }
     (tmp_path / "fused.yaml").write_text(yaml.safe_dump({"model": sizes}))
     torch.manual_seed(0)
-    made = decoder("fused", torch.float32, tmp_path / "fused.yaml", prompt + 10)
-    check_against_a_whole_pass(made, torch.randint(300, (prompt,)), 3)
+    made = decoder("fused", torch.float32, tmp_path / "fused.yaml", batch, prompt + 10)
+    check_against_a_whole_pass(made, torch.randint(300, (batch, prompt)), 3)
 
 
 @runs_kernels
-def test_the_columns_past_the_last_whole_block_count(monkeypatch):
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_columns_past_the_last_whole_block_count(batch, monkeypatch):
     """Products whose blocks of columns do not fill the last."""
     monkeypatch.setattr(decode_kernels, "TILES", dict.fromkeys(decode_kernels.TILES, (4, 16, 2)))
+    monkeypatch.setattr(decode_kernels, "BATCH_TILE", (16, 16, 2))
     norm = tiny_llama_v1.RMSNorm(40, 1e-5).to(DEVICE)
-    x, weight, y = (torch.randn(size, device=DEVICE) for size in ((40,), (22, 40), (22,)))
-    first, second = (weight @ norm(x)).chunk(2)
+    torch.nn.init.normal_(norm.weight)
+    sizes = ((batch, 40), (22, 40), (batch, 22))
+    x, weight, y = (torch.randn(size, device=DEVICE) for size in sizes)
+    first, second = (norm(x) @ weight.T).chunk(2, dim=1)
     close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4)
     with torch.no_grad():
-        close(decode_kernels.product("qkv", x, weight, norm), weight @ norm(x))
+        close(decode_kernels.product("qkv", x, weight, norm), norm(x) @ weight.T)
         gated = torch.nn.functional.silu(first) * second
         close(decode_kernels.product("gate_up", x, weight, norm), gated)
-        close(decode_kernels.product("down", x, weight, out=y.clone()), y + weight @ x)
+        close(decode_kernels.product("down", x, weight, out=y.clone()), y + x @ weight.T)
 
 
 @runs_kernels
@@ -143,28 +150,29 @@ def test_heads_that_the_fused_step_does_not_take_are_refused(config):
 @pytest.mark.gpu
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("operations", [*generate.VERSIONS, "fused"])
-def test_a_captured_step_writes_the_eager_text(operations, temperature, tmp_path):
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_captured_step_writes_the_eager_text(batch, operations, temperature, tmp_path):
     (tmp_path / "wide.yaml").write_text(SIZES.replace("hidden_size: 32", "hidden_size: 64"))
     texts = []
     for capture in (False, True):
         torch.manual_seed(0)
-        made = decoder(operations, torch.bfloat16, tmp_path / "wide.yaml")
+        made = decoder(operations, torch.bfloat16, tmp_path / "wide.yaml", batch)
         made.temperature = temperature
-        generate.measure(made, PROMPT.to(DEVICE), 19, capture, seed=0)
-        texts.append(made.ids[:24].tolist())
-    assert texts[0] == texts[1] and texts[0][:5] == PROMPT.tolist()
+        generate.measure(made, PROMPTS[:batch].to(DEVICE), 19, capture, seed=0)
+        texts.append(made.ids)
+    assert torch.equal(*texts) and torch.equal(texts[0][:, :5].cpu(), PROMPTS[:batch])
 
 
 def test_a_temperature_draws_as_the_model_says(config):
     made, logits = (
         decoder("v1", torch.float32, config),
-        torch.tensor([0.0, 1.0, 2.0], device=DEVICE),
+        torch.tensor([[0.0, 1.0, 2.0]], device=DEVICE),
     )
     assert made.drawn(logits).argmax() == 2
     made.temperature = 0.5
     drawn = torch.stack([made.drawn(logits).argmax() for _ in range(4000)])
     share = drawn.bincount(minlength=3) / 4000
-    torch.testing.assert_close(share, (logits / 0.5).softmax(0), rtol=0, atol=0.03)
+    torch.testing.assert_close(share, (logits[0] / 0.5).softmax(0), rtol=0, atol=0.03)
 
 
 def test_a_checkpoint_writes_text_and_a_record(execute, config, tmp_path):

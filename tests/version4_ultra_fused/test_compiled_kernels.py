@@ -23,6 +23,7 @@ KNOWN = {
 BOTH_VENDORS = {
     "_adamw",
     "_attend",
+    "_batch_product",
     "_combine",
     "_cross_entropy",
     "_cross_entropy_mean",

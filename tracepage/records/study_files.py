@@ -162,8 +162,8 @@ def kernel_shape(row: TimedKernel) -> tuple[str, int, int, int]:
 
 
 class Decoding(Header):
-    """Text that one process wrote (decoding/generate.py): one pass over the prompt, then a step for
-    each token.
+    """Texts that one process wrote (decoding/generate.py): one pass over the prompts, then a step
+    for a token of each.
     """
 
     schema: Literal["tiny-llama-decoding/1"]
@@ -172,10 +172,11 @@ class Decoding(Header):
     precision: Compute
     operations: str  # the version whose they are, or "fused"
     mode: Literal["eager", "captured"]
+    batch_size: NotRequired[PositiveInt]  # Older files lack it: they have 1 text.
     prompt_tokens: PositiveInt
-    tokens: PositiveInt
+    tokens: PositiveInt  # of a text
     prefill_ms: Summary
-    token_ms: Summary
+    token_ms: Summary  # of a step
     weight_bytes: PositiveInt
     cache_bytes: PositiveInt  # of a mean step
     token_intensity: PositiveAmount  # FLOPs by formula / bytes
