@@ -176,7 +176,7 @@ def test_a_temperature_draws_as_the_model_says(config):
 
 
 def test_a_checkpoint_writes_text_and_a_record(execute, config, tmp_path):
-    """All operations write the same text from it."""
+    """All operations write the same text from it, twice at once."""
     (tmp_path / "text").write_text("def twice(x):\n    return 2 * x\n" * 50)
     train = (
         "--config",
@@ -207,11 +207,15 @@ def test_a_checkpoint_writes_text_and_a_record(execute, config, tmp_path):
             "def tw",
             "--tokens",
             "6",
+            "--batch-size",
+            "2",
             "--metrics-out",
             "out.json",
         )
         texts.add(execute(SCRIPT, *write, "--operations", name).out.partition("\n\nprefill")[0])
-    [text] = texts
+    [both] = texts
+    text = both[: len(both) // 2 - 1]
+    assert both == f"{text}\n\n{text}"
     assert text.startswith("def tw") and len(text) > 8
     measured = files.read(tmp_path / "out.json", Decoding)
     assert (measured["operations"], measured["mode"], measured["tokens"]) == ("v3", "eager", 6)
@@ -223,6 +227,8 @@ def test_a_checkpoint_writes_text_and_a_record(execute, config, tmp_path):
         ).parameters()
     )
     assert measured["weight_bytes"] == 4 * weights
+    layers, kv_heads, head_dim, length = 2, 2, 8, measured["prompt_tokens"] + 3
+    assert measured["cache_bytes"] == 2 * 2 * layers * kv_heads * head_dim * length * 4
 
 
 @pytest.mark.parametrize(
