@@ -75,7 +75,7 @@ def test_other_files(path, expected):
     [
         (
             H200 / "traces/v1_small.json.gz",
-            "The GPU waits for launches, each of which takes longer than the kernel before: 46.4 ms",
+            "The GPU waits for launches, each of which takes longer than the kernel before: 46.3 ms",
         ),
         (
             H200 / "v1_small_profile.json.gz",
