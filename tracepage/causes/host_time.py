@@ -191,7 +191,7 @@ def host_time(trace: Trace, stacks: Stacks) -> HostTime:
         return HostTime(Intervals(times, *numpy.array([[CODES["unknown"]], [-1], [-1]])), *events.T)
     threads = Counter(trace.host[row].thread for row in launches)
     number = {thread: place for place, (thread, _) in enumerate(threads.most_common(THREADS))}
-    known = _known_calls(trace)
+    known = _known_by_others(trace)
     states = [_thread_intervals(trace.host, by_thread[thread], known, events) for thread in number]
     calls = [trace.host[row] for row in launches if trace.host[row].thread in number]
     ends = numpy.maximum.accumulate([call.end for call in calls])
@@ -200,13 +200,23 @@ def host_time(trace: Trace, stacks: Stacks) -> HostTime:
     return HostTime(_with_lines(_with_causes(merged, end), stacks), *events.T)
 
 
-def _known_calls(trace: Trace) -> dict[int, int]:
-    """Codes of calls of the runtime that only the device's side explains: a first launch that
-    loads code, and a copy that returned when it was over, which waits for more than itself if it
-    is short.
+def _known_by_others(trace: Trace) -> dict[int, int]:
+    """Codes of what only other events explain: a first launch that loads code, a copy that returned
+    when it was over, which waits for more than itself if it is short, and an operator that reads
+    one value on the CPU, without a call of the runtime.
     """
     kernels = trace.kernels[trace.kernels.launch >= 0]
-    known = {}
+    calling = set()
+    for event in trace.host:
+        operator = event.operator if event.kind == "launch" else None
+        while operator and operator.row not in calling:
+            calling.add(operator.row)
+            operator = operator.operator
+    known = {
+        row: OPERATOR
+        for row, event in enumerate(trace.host)
+        if event.kind == "operator" and event.row not in calling and OF_ONE_VALUE.match(event.name)
+    }
     for row in kernels[kernels.category == "kernel"].drop_duplicates("name").launch:
         if trace.host[row].duration >= LOAD_NS:
             known[row] = CODES["compilation"]

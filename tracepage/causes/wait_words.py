@@ -63,7 +63,7 @@ WORDS = {
 # What people do about the largest kind of work.
 WORK = {
     "matrix products": "Use sizes that are multiples of 64 for matrix products, and perhaps FP8.",
-    "attention": "Use a fused kernel (`scaled_dot_product_attention`), in a lower precision.",
+    "attention": "Attention is fused already: what is left is a lower precision, or fewer keys.",
     "convolutions": "Use a lower precision, `channels_last`, and cuDNN's benchmark mode.",
     "elementwise": "Fuse elementwise kernels (`torch.compile`), or move fewer bytes.",
     "reductions": "Fuse reductions with what is before and after them: bytes limit them.",
@@ -78,6 +78,9 @@ PLACES = {
     "`torch.cuda.empty_cache()`: do not call it in a step.",
     r"input: .*_SingleProcess": "`num_workers` is 0: load ahead with more and `pin_memory=True`, "
     "or prepare data before training.",
+    r"unknown: before a kernel that .* had launched": "The host had launched these kernels: either "
+    "they wait for another stream or GPU, or the profiler holds the GPU up.",
+    r"unknown: a profile": "Make the page with the profile's trace beside it.",
     r"launches: .* beside graphs": "Kernels are launched as graphs already: put more of the "
     "step into them, or give each kernel more work (a larger batch).",
     r"launches: .* in optimizer": "Update all parameters in few launches (`fused=True`, in AdamW, "
@@ -85,6 +88,8 @@ PLACES = {
     r"matrix products: .*((?<!fp16_)sgemm|tf32|f32f32_f32|_S_?B_)": "Run matrix products in bf16, "
     "with sizes that are multiples of 64.",
 }
+# What stands for the words on the host where a file has no operators.
+NO_OPERATORS = "The GPU waits for the host, and the file has no operators that tell what it does"
 # How far the profiler disturbs; {} is the number of launches in a step.
 OF_PROFILER = " Without the profiler these waits are shorter: it slows each of {:,.0f} launches."
 SLOWED = ("launches", "synchronization", "cpu_operators", "host")

@@ -7,10 +7,10 @@ Each moment of the profiled steps belongs to one cause, so the parts add up to t
   it is `communication`, and where only copies between host and device run, a copy by its
   direction. Copies of `aten::item` and the like are part of the synchronization.
 - A moment in which nothing runs is part of a gap. It belongs to what the host did (`host_time`)
-  until it began the launch of the kernel that ends the gap, and from there on to `launches`. Where
-  that launch was over when the gap began, the host was not late: the GPU itself passes from one
-  kernel to the next (`work`, BETWEEN, as do all gaps in a captured graph). If that takes QUEUED_NS,
-  the kernel waited for something that the trace does not tell.
+  until it began the launch of the kernel that ends the gap, and from there on to `launches`. Once
+  that launch is over, the host is not late: the GPU itself passes from one kernel to the next
+  (`work`, BETWEEN, as do all gaps in a captured graph). If that takes QUEUED_NS, the kernel waits
+  for something that the trace does not tell.
 - Many copies to the host in a row and a host that is in no operator between or after them are
   `saving`.
 
@@ -90,11 +90,12 @@ COPIES = [CODES["copy_to_device"], CODES["copy_to_host"]]
 OF_SAVING = [CODES[cause] for cause in ("copy_to_host", "synchronization", "host", "launches")]
 FILLED = 0.5  # A share of the multiprocessors.
 AT_ONCE_US = 20  # A mean; a kernel that was in a queue starts later after its launch.
-QUEUED_NS = 50_000  # A kernel starts sooner after the one before it, if it is in the queue.
+QUEUED_NS = 50_000  # A launched kernel starts sooner after its launch and the kernel before it.
 SAVED_COPIES = 8
 LONELY = 4  # Saving writes files, while another use of copies calls operators.
 HASH = re.compile(r" \w{40,}")  # In the names of compiled graphs.
 REMOVABLE = 0.1  # A share of the step.
+LEAST_REST = 1e-6  # A share of the step: less is an error of rounding.
 MIB = 2**20
 # Causes that run on the device themselves: the gaps beside them are their small part.
 RUNNING = ("copy_to_device", "copy_to_host", "communication")
@@ -122,15 +123,16 @@ class Verdict(TypedDict):
 
 
 class StepCauses(NamedTuple):
-    """The parts of a mean step add up to `step_ms`. `gaps` has GAP_COLUMNS and a row for each piece
-    of a gap that has one cause, in order, and for copies and collectives that run alone; gaps
-    BETWEEN kernels are left out.
+    """The parts of a mean step, or of a file that marks none, add up to `step_ms`. `gaps` has
+    GAP_COLUMNS and a row for each piece of a gap that has one cause, in order, and for copies and
+    collectives that run alone; gaps BETWEEN kernels are left out.
     """
 
     step_ms: float
     parts: list[Part]
     verdict: Verdict
     gaps: pandas.DataFrame
+    of_steps: bool = True
 
 
 def attribute(source: Source | Trace) -> StepCauses | None:
@@ -172,11 +174,19 @@ def _of_trace(trace: Trace) -> StepCauses:
     ran = kernels[(kernels.start_ns < windows.max()) & (ends > windows.min())]
     parts = _parts(ran, moments, waits[waits.gap >= 0], len(windows))
     step_ms = (windows[:, 1] - windows[:, 0]).mean() / 1e6
-    verdict = _verdict(step_ms, parts, waits, len(trace.steps))
+    steps = len(trace.steps)
+    verdict = _verdict(step_ms, parts, waits, steps, trace.gpus)
+    if verdict["cause"] == "host" and trace.operators.empty:
+        in_nothing = wait_words.WORDS["host"][0]
+        verdict["sentence"] = verdict["sentence"].replace(in_nothing, wait_words.NO_OPERATORS)
     if verdict["cause"] in wait_words.SLOWED:
         launches = ran.launch[ran.launch >= 0].nunique() / len(windows)
         verdict["sentence"] += wait_words.OF_PROFILER.format(launches)
-    return StepCauses(step_ms, parts, verdict, waits)
+    before_ms = windows.min() / 1e6
+    if not steps and before_ms >= REMOVABLE * step_ms:
+        before = format_time(before_ms)
+        verdict["sentence"] += f" The {before} before the first kernel are not counted."
+    return StepCauses(step_ms, parts, verdict, waits, steps > 0)
 
 
 def _kinds(trace: Trace, kernels: pandas.DataFrame, event_codes: numpy.ndarray) -> numpy.ndarray:
@@ -230,7 +240,8 @@ def _moments(
     call_starts = numpy.array([event.start for event in trace.host] + [numpy.inf])
     call_ends = numpy.array([event.end for event in trace.host] + [numpy.inf])
     launch = kernels.launch.to_numpy()
-    changes = (device_times, host.times, windows.ravel(), call_starts[launch])
+    calls = (call_starts[launch], call_ends[launch])
+    changes = (device_times, host.times, windows.ravel(), *calls)
     bounds = numpy.unique(numpy.concatenate(changes))
     bounds = bounds[(bounds >= windows.min()) & (bounds <= windows.max())]
     starts = bounds[:-1]
@@ -259,10 +270,14 @@ def _moments(
     owner = numpy.append(host_time.owners, -1)[call]
     owner = numpy.where(of_call < 0, call, owner)
     culprits = numpy.where(idle & ((causes == LAUNCHES) | late) & (call >= 0), owner, culprits)
-    queued = idle & (call_ends[call] <= gap_starts)
-    between = numpy.where(gap_ends - gap_starts < QUEUED_NS, WORK, UNKNOWN)
-    causes = numpy.where(queued, between, causes)
-    causes = numpy.where(idle & (call < 0) & ~last, UNKNOWN, causes)
+    causes = numpy.where(idle & (call_ends[call] <= gap_starts), WORK, causes)
+    launched = numpy.maximum(call_ends[call], gap_starts)
+    stalled = idle & (starts >= launched) & (gap_ends >= launched + QUEUED_NS)
+    causes = numpy.where(stalled, UNKNOWN, causes)
+    culprits = numpy.where(stalled, call, culprits)
+    not_told = idle & (call < 0) & ~last
+    causes = numpy.where(not_told, UNKNOWN, causes)
+    culprits = numpy.where(not_told, -1, culprits)
     culprits[~idle & (causes == LAUNCHES)] = -1
     gaps = numpy.where(idle, gaps, -1)
     return _joined(Moments(starts, lengths, causes, culprits, gaps, kinds))
@@ -416,6 +431,8 @@ def _place_of_event(
     span = _span(trace, event.span or "", host.spans[row])
     line = own_line(stacks.names(event.start, event.end, event.thread))
     words = name or event.name
+    if cause == "unknown":
+        words = f"before a kernel that {words} had launched"
     if cause in ("allocation", "compilation") and event.name != words:
         words = f"{event.name} in {words}"
     return name, span, line, _where(words, span, line)
@@ -530,23 +547,23 @@ def single_waits(gaps: pandas.DataFrame) -> Any:
 
 
 def _verdict(
-    step_ms: float, parts: list[Part], waits: pandas.DataFrame, steps: int | None
+    step_ms: float, parts: list[Part], waits: pandas.DataFrame, steps: int | None, gpus: int
 ) -> Verdict:
     """The largest part that can be removed, and what people do about it. `waits` are those of all
-    `steps`, or of a file that marks none.
+    `steps`, or of a file that marks none, in which all `gpus` wait.
     """
     time = format_time(step_ms)
     whole = f"a step of {time}" if steps else f"the {time} in the file"
     least = REMOVABLE * step_ms
     large = [part for part in parts if part["cause"] != "work" and part["ms"] >= least]
     if not large:
-        return _work_verdict(whole, step_ms, parts)
+        return _work_verdict(whole, step_ms, parts, gpus)
     part, *others = large
     cause = part["cause"]
     ms = part["ms"]
     count = part["count"]
     rest_ms = step_ms - ms
-    gain = step_ms / rest_ms if rest_ms > 0 else float("inf")
+    gain = step_ms / rest_ms if rest_ms > LEAST_REST * step_ms else 1.0
     sentence = f"{wait_words.WORDS[cause][0]}: {format_time(ms)} of {whole} ({share(ms / step_ms)})"
     if count >= 1:
         sentence += f", in {counted(round(count), 'wait')}"
@@ -558,23 +575,38 @@ def _verdict(
         times = ", ".join(map(format_time, longest))
         sentence += f" The longest took {times}."
     bounds = f"{format_time(rest_ms)} ({gain:.2f} times as fast)"
+    if gain == 1:
+        bounds = "nothing is left that takes time"
     others_gaps = waits[(waits.cause != cause) & (waits.gap >= 0)]
     least_ms = rest_ms - others_gaps.duration_ns.sum() / (steps or 1) / 1e6
     if least_ms < (1 - REMOVABLE) * rest_ms:
         bounds = f"between {format_time(least_ms)} (the host always ahead) and {bounds}"
     sentence += f" Without it: {bounds}. {wait_words.cure(cause, part['where'])}"
     if others:
-        more = [(other["cause"].replace("_", " "), format_time(other["ms"])) for other in others]
-        sentence += f" Next: {', '.join(map(' '.join, more))}."
+        sentence += f" Next: {_times(others)}."
     return {"cause": cause, "ms": ms, "gain": gain, "sentence": sentence}
 
 
-def _work_verdict(whole: str, step_ms: float, parts: list[Part]) -> Verdict:
+def _times(parts: list[Part]) -> str:
+    """Causes with their times."""
+    return ", ".join(
+        f"{part['cause'].replace('_', ' ')} {format_time(part['ms'])}" for part in parts
+    )
+
+
+def _work_verdict(whole: str, step_ms: float, parts: list[Part], gpus: int) -> Verdict:
     work = [part for part in parts if part["cause"] == "work"]
+    waits = [part for part in parts if part["cause"] != "work"]
     ms = sum(part["ms"] for part in work)
+    worker = "The GPU" if gpus < 2 else f"At least one of {gpus} GPUs"
+    rest = "the file shows no wait that is worth removing"
+    if gpus > 1:
+        rest = "a wait of one GPU beside another that works is not counted"
+    elif step_ms - ms >= REMOVABLE * step_ms:
+        rest = f"no cause of waiting takes {share(REMOVABLE)} alone: {_times(waits)}"
     sentence = (
-        f"The GPU works for {share(ms / step_ms)} of {whole} (with gaps between queued kernels), "
-        f"and the file shows no wait that is worth removing. {_largest(work, step_ms)}"
+        f"{worker} works for {share(ms / step_ms)} of {whole} (with gaps between queued kernels), "
+        f"and {rest}. {_largest(work, step_ms)}"
     )
     return {"cause": "work", "ms": ms, "gain": 1.0, "sentence": sentence}
 
@@ -623,11 +655,10 @@ def _of_table(source: Source) -> StepCauses:
         gaps = gaps.assign(start_ns=starts, duration_ns=lengths[idle], gap=starts, culprit=-1)
         gaps = gaps.assign(cause="unknown", operator="", span="", line="", where=NO_HOST)
     else:
-        ns = numpy.bincount(calls.kind, calls.duration_ns, len(ON_DEVICE))
+        ns = numpy.bincount(calls.kind, calls.duration_ns, len(ON_DEVICE)).astype(float)
         whole_ns = ns.sum()
         if profile and whole_steps:
-            # Kernels that overlap count once.
-            ns *= 1e3 * profile["device_busy_us"] / whole_ns
+            _count_once(ns, 1e3 * profile["device_busy_us"])
             whole_ns = 1e3 * sum(profile["step_us"])
     parts = list(_device_parts(calls, ns, steps).values())
     idle_ms = (whole_ns - ns.sum()) / steps / 1e6
@@ -643,10 +674,20 @@ def _of_table(source: Source) -> StepCauses:
     parts.sort(key=lambda part: -part["ms"])
     step_ms = whole_ns / steps / 1e6
     if in_time or whole_steps:
-        verdict = _verdict(step_ms, parts, gaps, source.steps)
+        verdict = _verdict(step_ms, parts, gaps, source.steps, source.gpus)
     else:
         verdict = _sums_verdict(step_ms, parts)
-    return StepCauses(step_ms, parts, verdict, gaps)
+    return StepCauses(step_ms, parts, verdict, gaps, bool(source.steps))
+
+
+def _count_once(ns: numpy.ndarray, busy_ns: float) -> None:
+    """Scales times by ON_DEVICE to the time in which any of them runs. Copies and collectives count
+    only as far as they surely run beside no kernel.
+    """
+    kernels = ns[: len(KINDS)]
+    others = ns[len(KINDS) :]
+    kernels *= min(1.0, busy_ns / (kernels.sum() or busy_ns))
+    others *= max(0.0, busy_ns - kernels.sum()) / (others.sum() or 1.0)
 
 
 def _launches_of_profile(profile: Profile, idle_ms: float) -> float:

@@ -332,7 +332,7 @@ def read_gpu_trace(path: Path) -> Source:
     ]
     columns = {"name": frame.Name, "start_ns": frame["Start"], "duration_ns": frame["Duration"]}
     gpus = frame.Device.nunique() if "Device" in frame else 1
-    return make_source("nsys-gpu-trace", path, columns, notes=several_gpus(gpus))
+    return make_source("nsys-gpu-trace", path, columns, notes=several_gpus(gpus), gpus=gpus)
 
 
 def _torch_name(name: str, source: str, target: str) -> str:

@@ -132,10 +132,12 @@ def _outside(path: Path, kernels: pandas.DataFrame) -> tuple[str, ...]:
 
 
 def _working_operators(trace: Trace) -> pandas.DataFrame:
-    """Calls that compute or move data. Views, allocations, autograd nodes and torch.compile's
-    frames do not.
+    """Calls that compute or move data, and their start in the trace, `time_ns`. Views, allocations,
+    autograd nodes and torch.compile's frames do not.
     """
-    calls = trace.operators.assign(category="operator", duration_ns=trace.operators.self_cpu_ns)
+    operators_of_trace = trace.operators
+    times = {"time_ns": operators_of_trace.start_ns, "duration_ns": operators_of_trace.self_cpu_ns}
+    calls = operators_of_trace.assign(category="operator", **times)
     inputs = zip(calls.name, calls.input_shapes, calls.input_types, strict=True)
     return calls[[_works(*call) for call in inputs]]
 

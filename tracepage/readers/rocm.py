@@ -70,7 +70,7 @@ def _trace(kind: str, path: Path, frame: pandas.DataFrame) -> Source:
     columns = [column for column in GPU_COLUMNS if column in frame]
     gpus = len(frame[columns].drop_duplicates()) if columns else 1
     notes = several_gpus(gpus, "GPUs or processes")
-    return make_source(kind, path, _launches(path, frame), notes=notes)
+    return make_source(kind, path, _launches(path, frame), notes=notes, gpus=gpus)
 
 
 def is_of_kernels(path: Path) -> bool:

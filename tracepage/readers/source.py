@@ -47,6 +47,7 @@ class Source:
     # A column per counter, with rows as in `table`; in ns, byte, byte/s and hz, without prefixes.
     counters: pandas.DataFrame = field(default_factory=pandas.DataFrame)
     steps: int | None = None  # Training steps of the rows; None if the file does not say.
+    gpus: int = 1
     notes: tuple[str, ...] = ()  # Caveats, for a reader of the numbers.
     trace: Trace | None = None  # All events of a trace of torch.profiler.
     profile: Profile | None = None  # The content of a profile_*.json.

@@ -73,17 +73,7 @@ def compare_launches(before: Source, after: Source, may_differ: bool = False) ->
     paths = [source.path for source in sources]
     if paths[0].samefile(paths[1]):
         raise UsageError(f"{paths[0]} was given twice: give the profiles of two runs")
-    counted, other = ("operator calls" if side.are_operators else "kernels" for side in sources)
-    if counted != other:
-        raise UsageError(
-            f"{paths[0]} counts {counted} and {paths[1]} {other}: profile both on the same device"
-        )
-    if bool(before.steps) != bool(after.steps):
-        without = paths[1] if before.steps else paths[0]
-        raise UsageError(
-            f"only one of the two counts per step, {without} does not: "
-            "take both with the same profiler"
-        )
+    counted = require_one_measure(before, after)
     conditions = []
     notes = [f"{note[0].upper()}{note[1:]}." for note in dict.fromkeys(before.notes + after.notes)]
     profiles = [source.profile for source in sources if source.profile]
@@ -106,6 +96,27 @@ def compare_launches(before: Source, after: Source, may_differ: bool = False) ->
     conditions += [f"{side}: {_origin(source)}" for side, source in sides.items()]
     extent = "per step" if before.steps else "in the whole file"
     return Reduction(paths, conditions, counted, extent, pandas.concat(launches).fillna(0.0), notes)
+
+
+def require_one_measure(before: Source, after: Source) -> str:
+    """What both count, `kernels` or `operator calls`. UsageError: only one does, or only one counts
+    per step.
+    """
+    counted, other = (
+        "operator calls" if side.are_operators else "kernels" for side in (before, after)
+    )
+    if counted != other:
+        raise UsageError(
+            f"{before.path} counts {counted} and {after.path} {other}: "
+            "profile both on the same device"
+        )
+    if bool(before.steps) != bool(after.steps):
+        without = after.path if before.steps else before.path
+        raise UsageError(
+            f"only one of the two counts per step, {without} does not: "
+            "take both with the same profiler"
+        )
+    return counted
 
 
 def conditions(profile: Profile | Profiled) -> dict[str, Any]:

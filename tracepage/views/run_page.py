@@ -265,20 +265,22 @@ def _page_of_two(
     return result
 
 
-def _causes_of_step(source: Source) -> StepCauses:
-    """UsageError: it is the trace of another program."""
-    causes = _causes(source)
-    if causes is None:
-        raise UsageError(
-            f"{source.path} has no kernels and no operators of PyTorch: "
-            "only a page shows it, --output FILE.html"
-        )
-    return causes
+def _causes_of_steps(sources: Sequence[Source]) -> list[StepCauses]:
+    """UsageError: one is the trace of another program, or two do not count the same."""
+    for source in sources:
+        if source.kind == OTHER_TRACE:
+            raise UsageError(
+                f"{source.path} has no kernels and no operators of PyTorch: "
+                "only a page shows it, --output FILE.html"
+            )
+    if len(sources) == 2:
+        launch_changes.require_one_measure(*sources)
+    return list(map(step_causes.attribute, sources))
 
 
 def summary_report(sources: Sequence[Source]) -> Report:
     """Verdict, parts, longest waits and kernels of a file, or what changed between two."""
-    causes = list(map(_causes_of_step, sources))
+    causes = _causes_of_steps(sources)
     titles = list(map(title, sources))
     report = Report(" and ".join(titles))
     if len(sources) == 2:
@@ -301,7 +303,7 @@ def summary_report(sources: Sequence[Source]) -> Report:
 
 def summary_json(sources: Sequence[Source]) -> dict[str, Any]:
     """The content of the JSON file."""
-    causes = list(map(_causes_of_step, sources))
+    causes = _causes_of_steps(sources)
     runs = [_run(*side) for side in zip(sources, causes, strict=True)]
     if len(runs) == 1:
         return runs[0]

@@ -376,6 +376,53 @@ def test_a_kernel_that_was_launched_and_waits_long_has_no_known_cause(tmp_path):
     assert ms["between kernels"] == pytest.approx(0.003, rel=0.01)
 
 
+def test_a_launch_that_is_over_does_not_make_the_gpu_wait(tmp_path):
+    """A profiler can hold up a GPU, and an event of another stream can."""
+
+    def step(program):
+        for _ in range(10):
+            program.kernel(100)
+            program.synchronize()
+            program.device = program.host + 3_000
+        program.kernel(100)
+        program.synchronize()
+
+    causes = attribute(tmp_path, step)
+    assert causes.verdict["cause"] == "unknown"
+    assert parts(causes)["unknown"] == pytest.approx(10 * 2.985, rel=0.01)
+    assert parts(causes).get("launches", 0) < 0.2
+    assert "had launched" in causes.verdict["sentence"]
+    assert "activities" not in causes.verdict["sentence"], "the trace has both"
+
+
+def test_one_value_of_a_tensor_on_the_cpu_synchronizes_nothing(tmp_path):
+    """An optimizer reads the number of its step so."""
+
+    def step(program):
+        program.work()
+        for _ in range(500):
+            program.operator("aten::item", 40)
+
+    causes = attribute(tmp_path, step)
+    assert causes.verdict["cause"] == "cpu_operators" and "synchronization" not in parts(causes)
+
+
+def test_many_small_causes_are_waits_though_none_is_large(tmp_path):
+    names = ("input", "allocation", "compilation")
+
+    def step(program):
+        for name in names:
+            program.kernel(10_000)
+            program.synchronize()
+            FAULTS[name](program, 2_500)
+
+    causes = attribute(tmp_path, step)
+    sentence = causes.verdict["sentence"]
+    assert causes.verdict["cause"] == "work" and "no wait" not in sentence
+    assert "no cause of waiting takes 10 % alone: " in sentence
+    assert all(f"{name} 2.5" in sentence for name in names)
+
+
 def test_an_allocator_that_waits_before_it_frees_and_tries_again_allocates(tmp_path):
     def step(program):
         program.work()
@@ -547,6 +594,48 @@ def test_a_trace_without_steps_is_one_stretch_from_its_first_kernel_to_its_last(
     causes = played(tmp_path, play)
     assert causes.step_ms == pytest.approx(5.02, abs=0.01)
     assert causes.verdict["cause"] == "host" and "in the file" in causes.verdict["sentence"]
+
+
+def test_what_comes_before_the_first_kernel_is_named_where_there_are_no_steps(tmp_path):
+    def play(program):
+        program.operator("aten::randn", 4_985)
+        program.kernel(1_000)
+
+    causes = played(tmp_path, play)
+    assert causes.step_ms == 1
+    assert causes.verdict["sentence"].endswith(" The 5 ms before the first kernel are not counted.")
+
+
+def test_a_file_of_copies_alone_has_no_gain(tmp_path):
+    verdict = played(tmp_path, lambda program: program.copy(1_000)).verdict
+    assert verdict["cause"] == "copy_to_device" and verdict["gain"] == 1
+    assert "times as fast" not in verdict["sentence"]
+
+
+def test_a_file_without_operators_does_not_tell_that_the_host_is_in_none(tmp_path):
+    def play(program):
+        for _ in range(5):
+            program.kernel(100)
+            program.python(2_000)
+        program.events = [event for event in program.events if event["cat"] != "cpu_op"]
+
+    verdict = played(tmp_path, play).verdict
+    assert verdict["cause"] == "host" and "in no operator" not in verdict["sentence"]
+    assert "the file has no operators" in verdict["sentence"]
+
+
+def test_work_of_one_gpu_does_not_tell_that_another_works(tmp_path):
+    def play(program):
+        for number in range(10):
+            program.kernel(1_000)
+            program.events[-1]["pid"] = number % 2
+
+    sentence = played(tmp_path, play).verdict["sentence"]
+    assert sentence.startswith("At least one of 2 GPUs works for 100 %")
+    assert "no wait" not in sentence
+    table = {"name": ["gemm"] * 2, "start_ns": [0, 1e6], "duration_ns": [1e6] * 2}
+    source = make_source("rocpd", tmp_path, table, gpus=2)
+    assert waits.attribute(source).verdict["sentence"].startswith("At least one of 2 GPUs")
 
 
 def test_a_kernel_whose_launch_is_not_in_the_trace_has_no_known_cause(tmp_path):

@@ -61,8 +61,8 @@ def test_a_profile_has_everything_and_without_its_trace_no_timeline(gpu_profile)
             H200 / "traces/v4_small.json.gz",
             ["Where the step goes", "Timeline", "Kernels"],
         ),
-        (FIXTURES / "new_kernel_trace.csv", ["Where the step goes", "Timeline", "Kernels"]),
-        (FIXTURES / "ncu_raw.csv", ["Where the step goes", "Kernels", "Memory traffic"]),
+        (FIXTURES / "new_kernel_trace.csv", ["Where the time goes", "Timeline", "Kernels"]),
+        (FIXTURES / "ncu_raw.csv", ["Where the time goes", "Kernels", "Memory traffic"]),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
@@ -75,7 +75,7 @@ def test_other_files(path, expected):
     [
         (
             H200 / "traces/v1_small.json.gz",
-            "The GPU waits for launches, each of which takes longer than the kernel before: 46.4 ms",
+            "The GPU waits for launches, each of which takes longer than the kernel before: 46.3 ms",
         ),
         (
             H200 / "v1_small_profile.json.gz",
@@ -124,7 +124,9 @@ def test_a_cpus_trace_without_steps_tells_of_no_gpu(tmp_path):
     assert page.first_sentence().startswith(
         "Limited by the CPU's work: 100 % (5 us) of the recorded time is matrix products. Use"
     )
-    assert titles(page) == ["Where the step goes", "Timeline", "Operators"]
+    assert titles(page) == ["Where the time goes", "Timeline", "Operators"]
+    header = page.sections[1].items[0].content.header
+    assert header == ["cause", "ms", "% of time", "number", "where"], "it has no steps"
 
 
 @pytest.mark.parametrize(
@@ -353,6 +355,20 @@ def test_two_files_have_both_verdicts_and_what_changed(tmp_path):
     assert content["runs"][1]["verdict"]["sentence"] in (
         run_page.summary_report(sources).markdown()
     )
+
+
+def test_two_files_that_count_differently_are_not_compared(tmp_path):
+    names = ("steps.json", "file.json")
+    content = gpu_trace()
+    (tmp_path / names[0]).write_text(json.dumps(content))
+    content["traceEvents"] = [
+        event for event in content["traceEvents"] if "ProfilerStep" not in event["name"]
+    ]
+    (tmp_path / names[1]).write_text(json.dumps(content))
+    sources = [run_page.load_page_source(tmp_path / name) for name in names]
+    for write in (run_page.summary_report, run_page.summary_json, run_page.make_page):
+        with pytest.raises(UsageError, match=r"per step, .*file\.json does not"):
+            write(sources)
 
 
 def test_annotated_nodes_of_a_graph_have_their_time_by_annotation(tmp_path):
