@@ -160,7 +160,8 @@ def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
     def run(
         *arguments: object, check: int = 0, seconds: float = 900, **variables: str
     ) -> subprocess.CompletedProcess:
-        plain = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        # an empty list would hide no GPU of AMD's
+        plain = {"CUDA_VISIBLE_DEVICES": "-1", "OMP_NUM_THREADS": "1"}
         environment = os.environ | {"PYTHONPATH": PATHS} | (variables or plain)
         if variables:
             command = [sys.executable, *arguments]

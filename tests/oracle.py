@@ -12,11 +12,19 @@ from torch import Tensor
 
 # without a GPU Triton's kernels are interpreted
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# interpreted bfloat16 is wrong
-DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE.type == "cuda" else [])
+DTYPES = [torch.float32, torch.float16]
+# interpreted bfloat16 is wrong, and versions refuse that of a GPU which emulates it
+if DEVICE.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+    DTYPES.append(torch.bfloat16)
 interpreted = pytest.mark.skipif(
     INTERPRETER_FAILS or DEVICE.type == "cuda", reason="needs Triton's interpreter"
 )
+# Tiles of Version 4's products and its attention of short sequences are for NVIDIA's data-centre GPUs
+# from Hopper on, and for the interpreter.
+HOPPER = DEVICE.type == "cpu" or (
+    not torch.version.hip and torch.cuda.get_device_capability()[0] in (9, 10)
+)
+for_hopper = pytest.mark.skipif(not HOPPER, reason="needs an NVIDIA data-centre GPU from Hopper on")
 MARGIN = 1.5  # times PyTorch's own error
 FLOOR = 16  # units of rounding of the largest element, where PyTorch's own error is nearly none
 

@@ -74,7 +74,7 @@ def run_tests(folder: Path, which: str, results: Path) -> tuple[int, list[tuple[
         "OMP_NUM_THREADS": "1",
     }
     if folder == LAB:
-        environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment["CUDA_VISIBLE_DEVICES"] = "-1"
     done = python(command, folder, environment, check=None)
     print(done.stdout)
     cases = list(xml.etree.ElementTree.parse(results).iter("testcase"))

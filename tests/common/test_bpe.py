@@ -64,7 +64,7 @@ def test_the_memory_of_a_run_is_the_same_with_and_without_a_cache(tmp_path):
     environment = os.environ | {
         "PYTHONPATH": PATHS,
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "CUDA_VISIBLE_DEVICES": "",
+        "CUDA_VISIBLE_DEVICES": "-1",
     }
 
     def peak() -> float:

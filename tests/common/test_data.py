@@ -276,7 +276,7 @@ def test_processes_that_start_at_once_on_an_empty_cache(cache, text_file) -> Non
     command = [sys.executable, "-c", code, str(text_file)]
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
-        "CUDA_VISIBLE_DEVICES": "",
+        "CUDA_VISIBLE_DEVICES": "-1",
         "RAYON_NUM_THREADS": "1",
     }
     started = [

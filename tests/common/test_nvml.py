@@ -9,6 +9,8 @@ from tracepage.errors import RunError, UsageError
 import pytest
 import torch
 
+nvidia = pytest.mark.skipif(bool(torch.version.hip), reason="needs an NVIDIA GPU")
+
 
 class NVMLError(Exception):
     """The binding's own error."""
@@ -81,6 +83,7 @@ def test_without_nvml_the_state_is_not_known(monkeypatch):
 
 
 @pytest.mark.gpu
+@nvidia
 def test_a_gpu_tells_its_state():
     with nvml.sampled(torch.device("cuda")) as state:
         torch.ones(1, device="cuda")
@@ -88,5 +91,6 @@ def test_a_gpu_tells_its_state():
 
 
 @pytest.mark.gpu
+@nvidia
 def test_a_gpu_has_drawn_energy():
     assert nvml.joules() > 0

@@ -237,7 +237,7 @@ def test_a_search_with_real_trials_stops_in_the_middle_of_one(tmp_path):
     ]
     environment = os.environ | {
         "PYTHONPATH": PATHS,
-        "CUDA_VISIBLE_DEVICES": "",
+        "CUDA_VISIBLE_DEVICES": "-1",
         "OMP_NUM_THREADS": "1",
     }
     search = subprocess.Popen(

@@ -15,7 +15,7 @@ from tracepage.files import read_json
 import pytest
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
-    "CUDA_VISIBLE_DEVICES": ""
+    "CUDA_VISIBLE_DEVICES": "-1"
 }
 
 

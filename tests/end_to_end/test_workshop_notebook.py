@@ -32,7 +32,7 @@ def in_a_process(cells: list[str], folder: Path, check: int = 0) -> subprocess.C
     """Runs code cells in a folder, on the CPU."""
     (folder / "cells.json").write_text(json.dumps(cells))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "agg"}
+    environment |= {"CUDA_VISIBLE_DEVICES": "-1", "MPLBACKEND": "agg"}
     return finished([sys.executable, "-c", RUNNER, "cells.json"], folder, environment, check)
 
 

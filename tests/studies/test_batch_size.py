@@ -139,7 +139,7 @@ def test_each_trial_has_a_peak_of_its_own_and_the_kernel_may_kill_one(measured, 
 
 @pytest.mark.usefixtures("config")
 def test_the_script_as_documented(execute, tmp_path):
-    flags = "--target-memory-usage 0.8 --seq-len 8 --optimization-target throughput --config small.yaml --max-batch-size 2"
+    flags = "--target-memory-usage 0.8 --seq-len 8 --optimization-target throughput --config small.yaml --max-batch-size 2 --device cpu"
     printed = execute(SCRIPT, *flags.split(), "--disable-flash-attention", "--use-amp")
     folder = tmp_path / "batch_size_search"
     assert sorted(path.suffix for path in folder.iterdir()) == [".csv", ".json", ".md"]

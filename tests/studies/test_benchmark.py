@@ -220,6 +220,8 @@ def test_a_whole_benchmark(execute, config, monkeypatch, tmp_path):
         "1",
         "--metrics",
         "throughput,memory,accuracy",
+        "--device",
+        "cpu",
     )
     assert f"{2 * len(names):4d} of {2 * len(names)}" in printed.out
     assert "process RSS" in printed.out

@@ -16,7 +16,7 @@ VERSIONS = sorted(path.parent for path in ROOT.glob("version*_*/tiny_llama_v*.py
 def run(version: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "CUDA_VISIBLE_DEVICES": "",
+        "CUDA_VISIBLE_DEVICES": "-1",
     }
     command = ["bash", version / "launch_performance_study.sh", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)

@@ -270,9 +270,14 @@ def test_bad_input_is_one_line(machine, script, arguments, message):
 def test_ncu_measures_the_kernels_of_a_step(machine):
     machine.environment["PATH"] += os.pathsep + os.environ["PATH"]
     small = ("--script", V1 / "tiny_llama_v1.py", *TINY, "--num-layers", 1, "--data", "synthetic")
-    machine.run(ALL, "--enable-rocm-tools", "--profile-dir", "out", *small, PYTHONPATH=PATHS)
-    lines = (machine.folder / "out/ncu/kernels.csv").read_text().splitlines()
-    units, *kernels = csv.DictReader(line for line in lines if not line.startswith("=="))
+    flags = ("--enable-rocm-tools", "--profile-dir", "out", *small)
+    done = machine.run(ALL, *flags, check=None, PYTHONPATH=PATHS)
+    text = (machine.folder / "out/ncu/kernels.csv").read_text()
+    if "ERR_NVGPUCTRPERM" in text:
+        pytest.skip("needs a driver that lets this user read counters: MACHINES.md")
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in text.splitlines() if not line.startswith("==")]
+    units, *kernels = csv.DictReader(lines)
     assert (
         units["gpu__time_duration.sum"] in ("ns", "nsecond")
         and units["dram__bytes_read.sum"] == "byte"

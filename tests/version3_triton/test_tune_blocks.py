@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="needs Triton")
 
 SCRIPT = ROOT / "version3_triton/exercises/tune_blocks.py"
 ONE_SIZE = ("--head-dim", "128", "--block-m", "64", "--block-n", "64", "--warps", "4")
-VARIABLES = {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
+VARIABLES = {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "-1", "TRITON_INTERPRET": "1"}
 
 
 def printed_rows(run_script, *flags: str) -> list[list[str]]:

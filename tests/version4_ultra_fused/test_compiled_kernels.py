@@ -54,7 +54,7 @@ ONLY = {
 
 
 def compiled(run_script, target: str, dtypes: str, *which: str) -> list[dict]:
-    variables = {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": ""}
+    variables = {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "-1"}
     rows = json.loads(
         run_script("-m", "tests.offline", target, dtypes, *which, seconds=1800, **variables).stdout
     )

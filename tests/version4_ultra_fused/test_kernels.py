@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from common.rope import rope_tables
 from tests.conftest import runs_kernels
-from tests.oracle import DEVICE, DTYPES, as_accurate, confident, stacked
+from tests.oracle import DEVICE, DTYPES, as_accurate, confident, for_hopper, stacked
 from tracepage.errors import UsageError
 
 import pytest
@@ -167,6 +167,7 @@ def test_the_gradient_of_a_norm_in_the_product_before_it(tokens, hidden, size, w
     assert torch.equal(parts, kernels.KERNELS.product_norm_backward(*arguments, **dtypes)[2])
 
 
+@for_hopper
 @runs_kernels
 @in_16_bits
 @pytest.mark.parametrize("tokens, hidden, rows", [(133, 72, 272), (9, 64, 528)])

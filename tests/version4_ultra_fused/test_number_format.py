@@ -1,12 +1,14 @@
 """The exercise on number formats: its arithmetic by hand, and scales that are wrong."""
 
 from tests.conftest import ROOT
+from tests.oracle import DEVICE
 
 import pytest
 
 pytest.importorskip("triton", reason="needs Triton")
 from common.config import resolve
 from version4_ultra_fused.exercises import number_format
+from version4_ultra_fused.kernels.fp8 import scales
 
 SCRIPT = ROOT / "version4_ultra_fused/exercises/number_format.py"
 
@@ -36,6 +38,10 @@ def test_a_gpu_without_fp8_is_refused(refused):
     )
 
 
+@pytest.mark.skipif(
+    DEVICE.type == "cuda" and not scales.multiplies(DEVICE),
+    reason="needs a CPU, or a GPU that multiplies in FP8",
+)
 def test_a_scale_that_cuts_off_or_rounds_away_keeps_the_model_from_learning(
     no_kernels, monkeypatch
 ):

@@ -249,7 +249,7 @@ def test_a_signal_while_a_process_waits_for_another_writes_the_record(tmp_path):
     script = doing(tmp_path, "open('held', 'w').close(); time.sleep(600)")
     environment = os.environ | {
         "PYTHONPATH": PATHS,
-        "CUDA_VISIBLE_DEVICES": "",
+        "CUDA_VISIBLE_DEVICES": "-1",
         "OMP_NUM_THREADS": "1",
     }
     job = subprocess.Popen(

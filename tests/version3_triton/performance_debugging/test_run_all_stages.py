@@ -128,7 +128,7 @@ def test_bad_input(run_all):
 def test_a_real_run(tmp_path):
     machine = Machine(tmp_path)
     machine.command("python", f'"{sys.executable}" "$@"')
-    environment = {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment = {"PYTHONPATH": PATHS, "CUDA_VISIBLE_DEVICES": "-1", "OMP_NUM_THREADS": "1"}
     machine.run(RUN_ALL, *SMALL, "--num-steps", "6", seconds=3600, **environment)
     results = machine.folder / "results"
     for stage in range(7):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from common.rope import rope_tables
 from tests.conftest import runs_kernels
-from tests.oracle import DEVICE, as_accurate
+from tests.oracle import DEVICE, as_accurate, for_hopper
 from tracepage.errors import UsageError
 
 import pytest
@@ -66,7 +66,7 @@ def attend(shape, dtype: torch.dtype, operations=KERNELS, fa4: bool = False) -> 
 @pytest.mark.parametrize(
     "shape, dtype, form",
     [
-        pytest.param(shape, torch.float16, form, marks=runs_kernels)
+        pytest.param(shape, torch.float16, form, marks=[runs_kernels, for_hopper])
         for shape in SHAPES
         for form in ("short", "short, sums")
     ]
@@ -202,6 +202,7 @@ def test_flash_attention_4_is_refused_with_a_reason(monkeypatch, changes, reason
         "head_dim": 64,
     } | changes
     packages = given.pop("packages", ["flash_attn", "flash_attn.cute"])
+    monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: given["capability"])
     monkeypatch.setattr(attention.devices, "select", torch.device)
     monkeypatch.setattr(attention, "find_spec", lambda name: name in packages)

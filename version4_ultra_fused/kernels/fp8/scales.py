@@ -43,6 +43,14 @@ def formats() -> tuple[torch.dtype, torch.dtype]:
     return torch.float8_e4m3fn, torch.float8_e5m2
 
 
+def multiplies(device: torch.device) -> bool:
+    """Whether this GPU has products in FP8."""
+    if torch.version.hip:
+        architecture = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
+        return architecture in ("gfx942", "gfx950")
+    return torch.cuda.get_device_capability(device) >= (8, 9)
+
+
 def refuse_fp8(options: Options) -> None:
     """Raises UsageError, with the reason, where --enable-fp8 cannot run."""
     reason = _reason(options)
@@ -55,12 +63,7 @@ def _reason(options: Options) -> str | None:
     model = options.model
     if device.type != "cuda":
         return "products in FP8 need a GPU"
-    if torch.version.hip:
-        architecture = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
-        able = architecture in ("gfx942", "gfx950")
-    else:
-        able = torch.cuda.get_device_capability(device) >= (8, 9)
-    if not able:
+    if not multiplies(device):
         return f"{torch.cuda.get_device_name(device)} has no products in FP8"
     if not options.use_amp or options.amp_dtype == "float16" or not options.switches["memory-plan"]:
         return "it needs --use-amp in bfloat16, for what is not in FP8, and the memory plan"
