@@ -73,11 +73,10 @@ def _of_cpu(source: Source) -> StepCauses:
     inside = numpy.zeros(len(table), dtype=bool)
     for event in named:
         inside |= table.time_ns.between(event.start, event.end).to_numpy()
-    kinds = table.name.map(kernel_names.kind)
+    outside = table[~inside]
+    sums = outside.groupby(outside.name.map(kernel_names.kind))[["duration_ns", "calls"]].sum()
     parts: list[Part] = []
-    for kind, ns, calls in (
-        table[~inside].groupby(kinds)[["duration_ns", "calls"]].sum().itertuples()
-    ):
+    for kind, ns, calls in sums.itertuples():
         ms = ns / steps / 1e6
         parts.append({"cause": "work", "kind": kind, "ms": ms, "count": calls / steps, "where": ""})
     if named:
