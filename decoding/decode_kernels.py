@@ -9,7 +9,7 @@ inside of it.
     write      the likeliest token, behind the newest
 
 For several texts a product still reads its weights once: tensor cores multiply them with a token of
-each text, and with zeros up to TEXTS.
+each text, and with zeros up to TEXTS. In float32, which they round, each text has its own product.
 
 A product must read each weight once, and weights do not depend on the token. So it loads the first
 ones before it waits for the kernel before it (`version3_triton/kernels/dependent_launch.py`), and
@@ -41,7 +41,7 @@ TILES = {
     "head": (8, 1024, 2),
 }
 # The same for several texts, and how many of these tensor cores take at least.
-BATCH_TILE = (16, 512, 4)
+BATCH_TILE = (16, 256, 4)
 TEXTS = 16
 
 
@@ -165,9 +165,9 @@ def _batch_product(
             gain = _columns(norm_ptr, True, line, start, BLOCK, SIZE)
             x = (wide * gain.to(tl.float32)).to(x.dtype)
         columns = tl.trans(x)
-        total = tl.dot(weight, columns, total, input_precision="ieee")
+        total = tl.dot(weight, columns, total)
         if GATED:
-            up_total = tl.dot(up, columns, up_total, input_precision="ieee")
+            up_total = tl.dot(up, columns, up_total)
         weight = next_weight
         up = next_up
     scale = 1 / tl.sqrt(squares / SIZE + eps)[None, :] if NORM else 1.0
@@ -332,26 +332,27 @@ def product(
     batch = len(x)
     rows = weight.shape[0] // (2 if tile == "gate_up" else 1)
     y = x.new_empty(batch, rows) if out is None else out
-    height, width, warps = TILES[tile] if batch == 1 else BATCH_TILE
-    several = {"BATCH": batch, "TEXTS": max(TEXTS, triton.next_power_of_2(batch))}
-    kernel = _product if batch == 1 else _batch_product
-    kernel[ceil_div(rows, height),](
-        x,
-        norm.weight if norm else None,
-        weight,
-        y,
-        rows,
-        norm.eps if norm else 0.0,
-        SIZE=weight.shape[1],
-        NORM=norm is not None,
-        GATED=tile == "gate_up",
-        ADD=out is not None,
-        ROWS=height,
-        BLOCK=width,
-        num_warps=warps,
-        **(several if batch > 1 else {}),
+    together = batch > 1 and x.dtype != torch.float32
+    height, width, warps = BATCH_TILE if together else TILES[tile]
+    named = {
+        "SIZE": weight.shape[1],
+        "NORM": norm is not None,
+        "GATED": tile == "gate_up",
+        "ADD": out is not None,
+        "ROWS": height,
+        "BLOCK": width,
+        "num_warps": warps,
         **dependent(),
-    )
+    }
+    gain = norm.weight if norm else None
+    eps = norm.eps if norm else 0.0
+    grid = (ceil_div(rows, height),)
+    if together:
+        named |= {"BATCH": batch, "TEXTS": max(TEXTS, triton.next_power_of_2(batch))}
+        _batch_product[grid](x, gain, weight, y, rows, eps, **named)
+    else:
+        for text in range(batch):
+            _product[grid](x[text], gain, weight, y[text], rows, eps, **named)
     return y
 
 

@@ -97,10 +97,9 @@ def test_a_cache_changes_neither_logits_nor_tokens(operations, dtype, config):
     "heads, kv_heads, dim, prompt, batch",
     [
         (2, 2, 16, 5, 1),
-        (4, 2, 16, 254, 1),  # The prompt ends in a chunk of keys, the text in the next.
-        (4, 2, 16, 254, 3),
+        (4, 2, 16, 254, 2),  # The prompt ends in a chunk of keys, the text in the next.
         (8, 1, 32, 130, 1),
-        (20, 1, 16, 5, 17),
+        (20, 1, 16, 5, 1),
     ],
 )
 def test_the_fused_step_is_that_of_the_model(heads, kv_heads, dim, prompt, batch, tmp_path):
@@ -121,17 +120,21 @@ def test_the_fused_step_is_that_of_the_model(heads, kv_heads, dim, prompt, batch
 
 
 @runs_kernels
-@pytest.mark.parametrize("batch", [1, 2])
-def test_the_columns_past_the_last_whole_block_count(batch, monkeypatch):
+@pytest.mark.parametrize(
+    "batch, dtype",
+    [(1, torch.float32), (2, torch.float32), (2, torch.float16), (17, torch.float16)],
+)
+def test_the_columns_past_the_last_whole_block_count(batch, dtype, monkeypatch):
     """Products whose blocks of columns do not fill the last."""
     monkeypatch.setattr(decode_kernels, "TILES", dict.fromkeys(decode_kernels.TILES, (4, 16, 2)))
     monkeypatch.setattr(decode_kernels, "BATCH_TILE", (16, 16, 2))
-    norm = tiny_llama_v1.RMSNorm(40, 1e-5).to(DEVICE)
+    norm = tiny_llama_v1.RMSNorm(40, 1e-5).to(DEVICE, dtype)
     torch.nn.init.normal_(norm.weight)
     sizes = ((batch, 40), (22, 40), (batch, 22))
-    x, weight, y = (torch.randn(size, device=DEVICE) for size in sizes)
+    x, weight, y = (torch.randn(size, device=DEVICE).to(dtype) for size in sizes)
     first, second = (norm(x) @ weight.T).chunk(2, dim=1)
-    close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4)
+    error = 1e-4 if dtype == torch.float32 else 2e-2
+    close = functools.partial(torch.testing.assert_close, rtol=error, atol=error)
     with torch.no_grad():
         close(decode_kernels.product("qkv", x, weight, norm), norm(x) @ weight.T)
         gated = torch.nn.functional.silu(first) * second
