@@ -7,7 +7,10 @@ numbers that it shows, and is out of date when these numbers have changed.
 One picture is taken by hand, when the page of a trace has changed:
 
     python page.py results/h200/traces/v1_small.json.gz --output /tmp/run.html
-    chromium --headless --window-size=1360,1130 --screenshot=pictures/page.png file:///tmp/run.html
+    chromium --headless --hide-scrollbars --window-size=1360,1130 \\
+        --screenshot=pictures/page.png file:///tmp/run.html
+
+Its colours are then reduced to 128.
 """
 
 import hashlib
