@@ -9,7 +9,9 @@ inside of it.
     write      the likeliest token, behind the newest
 
 For several texts a product still reads its weights once: tensor cores multiply them with a token of
-each text, and with zeros up to TEXTS. In float32, which they round, each text has its own product.
+each of TEXTS texts, or with zeros. The norm is a kernel of its own there, since in a product it
+stands between each load and its multiplication. In float32, which tensor cores round, each text has
+its own product.
 
 A product must read each weight once, and weights do not depend on the token. So it loads the first
 ones before it waits for the kernel before it (`version3_triton/kernels/dependent_launch.py`), and
@@ -21,7 +23,7 @@ from collections.abc import Callable
 from tracepage.errors import UsageError
 from version3_triton import kernels
 from version3_triton.kernels.dependent_launch import dependent
-from version3_triton.kernels.launch_sizes import ceil_div
+from version3_triton.kernels.launch_sizes import ceil_div, family
 from version3_triton.kernels.memory import read
 
 import torch
@@ -40,9 +42,16 @@ TILES = {
     "down": (8, 2048, 8),
     "head": (8, 1024, 2),
 }
-# The same for several texts, and how many of these tensor cores take at least.
-BATCH_TILE = (16, 256, 4)
-TEXTS = 16
+# The same for several texts, and the stages of the pipeline: the fastest of 13 for each on an H200
+# (results/h200/decoding/batch_products.json). Two stages fit into the shared memory of all GPUs.
+BATCH_TILES = {
+    "qkv": (32, 256, 2, 6),
+    "o": (16, 512, 2, 6),
+    "gate_up": (64, 128, 4, 6),
+    "down": (16, 512, 2, 5),
+    "head": (64, 128, 4, 6),
+}
+TEXTS = 16  # of a program: tensor cores take no fewer
 
 
 @triton.jit
@@ -123,59 +132,63 @@ def _product(
 
 
 @triton.jit
-def _batch_product(
-    x_ptr,  # [BATCH, SIZE]
-    norm_ptr,  # [SIZE]: g; or None
-    weight_ptr,  # [rows, SIZE], or twice as many rows
-    y_ptr,  # [BATCH, rows]
-    rows,  # elements of y for each text
+def _norm(
+    x_ptr,  # [B, SIZE]
+    weight_ptr,  # [SIZE]
+    y_ptr,  # [B, SIZE]
     eps,  # added to the mean square
+    SIZE: tl.constexpr,  # elements of a text's x
+    BLOCK: tl.constexpr,  # SIZE, rounded up to a power of two
+    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
+):
+    """A program for each text."""
+    column = tl.arange(0, BLOCK)
+    weight = read(weight_ptr + column, column < SIZE)
+    _wait(DEPENDENT)
+    place = tl.program_id(0) * SIZE + column
+    x = read(x_ptr + place, column < SIZE)
+    y = x / tl.sqrt(tl.sum(x * x) / SIZE + eps) * weight
+    tl.store(y_ptr + place, y, mask=column < SIZE)
+
+
+@triton.jit
+def _batch_product(
+    x_ptr,  # [texts, SIZE]
+    weight_ptr,  # [rows, SIZE], or twice as many rows
+    y_ptr,  # [texts, rows]
+    texts,  # B
+    rows,  # elements of y for each text
     SIZE: tl.constexpr,  # elements of x for each text
-    NORM: tl.constexpr,  # whether x is normalized
     GATED: tl.constexpr,  # whether there are two halves of W
     ADD: tl.constexpr,  # whether the product is added to y
     ROWS: tl.constexpr,  # rows of a program
     BLOCK: tl.constexpr,  # columns at a time
-    BATCH: tl.constexpr,  # texts
-    TEXTS: tl.constexpr,  # BATCH, rounded up to what tl.dot takes
+    TEXTS: tl.constexpr,  # texts of a program
     DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
-    """`_product` of several texts."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    text = tl.arange(0, TEXTS)
-    line = tl.arange(0, BLOCK)[None, :]
+    """`_product` of several texts, without a norm. Later blocks are loaded during a product."""
+    text = tl.program_id(0) * TEXTS + tl.arange(0, TEXTS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)[None, :]
     valid = (row < rows)[:, None]
-    here = (text < BATCH)[:, None]
-    first = weight_ptr + row.to(tl.int64)[:, None] * SIZE
+    here = (text < texts)[:, None]
+    first = weight_ptr + row.to(tl.int64)[:, None] * SIZE + column
     second = first + rows.to(tl.int64) * SIZE
-    source = x_ptr + text[:, None] * SIZE
-    weight = _columns(first, valid, line, 0, BLOCK, SIZE)
-    up = _columns(second, valid, line, 0, BLOCK, SIZE) if GATED else weight
+    source = x_ptr + text[:, None] * SIZE + column
     _wait(DEPENDENT)
-    total = tl.zeros((ROWS, TEXTS), tl.float32)
-    up_total = tl.zeros((ROWS, TEXTS), tl.float32)
-    squares = tl.zeros((TEXTS,), tl.float32)
-    for start in tl.static_range(0, SIZE, BLOCK):
-        next_weight = _columns(first, valid, line, start + BLOCK, BLOCK, SIZE)
-        next_up = _columns(second, valid, line, start + BLOCK, BLOCK, SIZE) if GATED else weight
-        x = _columns(source, here, line, start, BLOCK, SIZE)
-        if NORM:
-            wide = x.to(tl.float32)
-            squares += tl.sum(wide * wide, axis=1)
-            gain = _columns(norm_ptr, True, line, start, BLOCK, SIZE)
-            x = (wide * gain.to(tl.float32)).to(x.dtype)
-        columns = tl.trans(x)
-        total = tl.dot(weight, columns, total)
+    y = tl.zeros((TEXTS, ROWS), tl.float32)
+    up = tl.zeros((TEXTS, ROWS), tl.float32)
+    for start in tl.range(0, SIZE, BLOCK):
+        inside = start + column < SIZE
+        x = tl.load(source + start, mask=here & inside, other=0.0)
+        y = tl.dot(x, tl.trans(tl.load(first + start, mask=valid & inside, other=0.0)), y)
         if GATED:
-            up_total = tl.dot(up, columns, up_total)
-        weight = next_weight
-        up = next_up
-    scale = 1 / tl.sqrt(squares / SIZE + eps)[None, :] if NORM else 1.0
-    y = total * scale
+            weight = tl.load(second + start, mask=valid & inside, other=0.0)
+            up = tl.dot(x, tl.trans(weight), up)
     if GATED:
-        y = y * tl.sigmoid(y) * (up_total * scale)
-    place = y_ptr + text[None, :] * rows + row[:, None]
-    inside = valid & (text < BATCH)[None, :]
+        y *= tl.sigmoid(y) * up
+    place = y_ptr + text[:, None] * rows + row[None, :]
+    inside = here & (row < rows)[None, :]
     if ADD:
         y += read(place, inside)
     tl.store(place, y, mask=inside)
@@ -323,36 +336,57 @@ def _write(
     tl.store(position_ptr + text, position)
 
 
+def normalized(x: Tensor, norm: nn.Module) -> Tensor:
+    """The norm of x: [B, D]."""
+    batch, size = x.shape
+    y = torch.empty_like(x)
+    block = triton.next_power_of_2(size)
+    _norm[batch,](x, norm.weight, y, norm.eps, SIZE=size, BLOCK=block, num_warps=8, **dependent())
+    return y
+
+
 def product(
     tile: str, x: Tensor, weight: Tensor, norm: nn.Module | None = None, out: Tensor | None = None
 ) -> Tensor:
     """weight [N, K] times x [B, K] or its norm, added to `out` if there is one: [B, N]; for
     "gate_up" SwiGLU of the halves, [B, N / 2].
     """
-    batch = len(x)
-    rows = weight.shape[0] // (2 if tile == "gate_up" else 1)
+    batch, size = x.shape
+    gated = tile == "gate_up"
+    rows = weight.shape[0] // (2 if gated else 1)
     y = x.new_empty(batch, rows) if out is None else out
-    together = batch > 1 and x.dtype != torch.float32
-    height, width, warps = BATCH_TILE if together else TILES[tile]
-    named = {
-        "SIZE": weight.shape[1],
-        "NORM": norm is not None,
-        "GATED": tile == "gate_up",
-        "ADD": out is not None,
-        "ROWS": height,
-        "BLOCK": width,
-        "num_warps": warps,
-        **dependent(),
-    }
-    gain = norm.weight if norm else None
-    eps = norm.eps if norm else 0.0
-    grid = (ceil_div(rows, height),)
-    if together:
-        named |= {"BATCH": batch, "TEXTS": max(TEXTS, triton.next_power_of_2(batch))}
-        _batch_product[grid](x, gain, weight, y, rows, eps, **named)
-    else:
-        for text in range(batch):
-            _product[grid](x[text], gain, weight, y[text], rows, eps, **named)
+    named = {"SIZE": size, "GATED": gated, "ADD": out is not None, **dependent()}
+    if batch > 1 and x.dtype != torch.float32:
+        height, width, warps, stages = BATCH_TILES[tile]
+        _batch_product[ceil_div(batch, TEXTS), ceil_div(rows, height)](
+            normalized(x, norm) if norm else x,
+            weight,
+            y,
+            batch,
+            rows,
+            ROWS=height,
+            BLOCK=width,
+            TEXTS=TEXTS,
+            num_warps=warps,
+            num_stages=stages if family() == "sm_90" else 2,
+            **named,
+        )
+        return y
+    height, width, warps = TILES[tile]
+    for text in range(batch):
+        _product[ceil_div(rows, height),](
+            x[text],
+            norm.weight if norm else None,
+            weight,
+            y[text],
+            rows,
+            norm.eps if norm else 0.0,
+            NORM=norm is not None,
+            ROWS=height,
+            BLOCK=width,
+            num_warps=warps,
+            **named,
+        )
     return y
 
 

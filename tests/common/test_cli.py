@@ -157,7 +157,7 @@ def test_the_environment_keeps_flash_attention_off(monkeypatch):
         (UsageError("x"), 2),
     ],
 )
-def test_exit_codes(error, code):
+def test_exit_codes(error, code, capsys):
     def main() -> None:
         raise error
 

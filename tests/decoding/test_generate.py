@@ -126,12 +126,12 @@ def test_the_fused_step_is_that_of_the_model(heads, kv_heads, dim, prompt, batch
 )
 def test_the_columns_past_the_last_whole_block_count(batch, dtype, monkeypatch):
     """Products whose blocks of columns do not fill the last."""
-    monkeypatch.setattr(decode_kernels, "TILES", dict.fromkeys(decode_kernels.TILES, (4, 16, 2)))
-    monkeypatch.setattr(decode_kernels, "BATCH_TILE", (16, 16, 2))
-    norm = tiny_llama_v1.RMSNorm(40, 1e-5).to(DEVICE, dtype)
+    monkeypatch.setattr(decode_kernels, "TILES", dict.fromkeys(decode_kernels.TILES, (4, 256, 2)))
+    norm = tiny_llama_v1.RMSNorm(600, 1e-5).to(DEVICE, dtype)
     torch.nn.init.normal_(norm.weight)
-    sizes = ((batch, 40), (22, 40), (batch, 22))
+    sizes = ((batch, 600), (22, 600), (batch, 22))
     x, weight, y = (torch.randn(size, device=DEVICE).to(dtype) for size in sizes)
+    weight /= 600**0.5
     first, second = (norm(x) @ weight.T).chunk(2, dim=1)
     error = 1e-4 if dtype == torch.float32 else 2e-2
     close = functools.partial(torch.testing.assert_close, rtol=error, atol=error)

@@ -65,9 +65,9 @@ def test_what_a_study_that_failed_or_was_stopped_measured_is_kept(
     write = f"""echo '{{"status": "{status}"}}' >"$2/benchmark.json"; exit {code}"""
     python.write_text(f'#!/bin/sh\nwhile [ "$1" != --output-dir ]; do shift; done\n{write}\n')
     python.chmod(0o755)
-    path = f"{python.parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", script, "name", "versions", "tiny:2"], env={**os.environ, "PATH": path}
+        ["bash", script, "name", "versions", "tiny:2"],
+        env={"PATH": f"{python.parent}:{os.environ['PATH']}"},
     )
     assert done.returncode == code
     written = [f"versions_tiny_{precision}.json{end}" for precision in precisions]
@@ -92,8 +92,7 @@ def recorded_studies(tmp_path: Path) -> tuple[Path, Path, str]:
 
 def test_number_formats_are_measured_in_bf16_alone(tmp_path):
     script, log, path = recorded_studies(tmp_path)
-    command = ["bash", script, "name", "formats", "tiny:2"]
-    subprocess.run(command, env={**os.environ, "PATH": path}, check=True)
+    subprocess.run(["bash", script, "name", "formats", "tiny:2"], env={"PATH": path}, check=True)
     [study] = log.read_text().splitlines()
     assert "--use-amp" in study and "--models v4,v4-fp8 " in f"{study} "
     assert [path.name for path in (tmp_path / "results/name").iterdir()] == [

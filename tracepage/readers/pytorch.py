@@ -76,7 +76,7 @@ def trace_source(kind: str, path: Path, trace: Trace) -> Source:
     if steps:
         calls = calls[calls.step >= 0]
     if trace.kernels.empty:
-        launches = any(event.kind == "launch" for event in trace.host)
+        launches = any(event.kind == "launch" and "Launch" in event.name for event in trace.host)
         notes += _cpu_notes(calls.name, NO_KERNELS_NOTE if launches or notes else OPERATORS_NOTE)
     return make_source(kind, path, calls, steps=steps, notes=notes, trace=trace)
 

@@ -113,3 +113,13 @@ def test_frames_of_torch_compile_are_no_operators(tmp_path):
     found = load_kernels.load(tmp_path / "trace.json")
     assert list(found.table.name) == ["CompiledFunction", "aten::mm"]
     assert found.notes == (pytorch.OPERATORS_NOTE, pytorch.COMPILED_NOTE)
+
+
+def test_operators_of_a_cpu_beside_a_gpu_that_is_not_used(tmp_path):
+    """Its runtime is asked, and launches nothing."""
+    events = [
+        event("cpu_op", "aten::mm", 0, 5),
+        event("cuda_runtime", "cudaDeviceSynchronize", 6, 7),
+    ]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    assert load_kernels.load(tmp_path / "trace.json").notes == (pytorch.OPERATORS_NOTE,)
