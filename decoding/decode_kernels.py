@@ -9,9 +9,7 @@ inside of it.
     write      the likeliest token, behind the newest
 
 For several texts a product still reads its weights once: tensor cores multiply them with a token of
-each of TEXTS texts, or with zeros. The norm is a kernel of its own there, since in a product it
-stands between each load and its multiplication. In float32, which tensor cores round, each text has
-its own product.
+each text, and with zeros up to TEXTS. In float32, which they round, each text has its own product.
 
 A product must read each weight once, and weights do not depend on the token. So it loads the first
 ones before it waits for the kernel before it (`version3_triton/kernels/dependent_launch.py`), and
@@ -23,7 +21,7 @@ from collections.abc import Callable
 from tracepage.errors import UsageError
 from version3_triton import kernels
 from version3_triton.kernels.dependent_launch import dependent
-from version3_triton.kernels.launch_sizes import ceil_div, family
+from version3_triton.kernels.launch_sizes import ceil_div
 from version3_triton.kernels.memory import read
 
 import torch
@@ -42,16 +40,9 @@ TILES = {
     "down": (8, 2048, 8),
     "head": (8, 1024, 2),
 }
-# The same for several texts, and the stages of the pipeline: the fastest of 13 for each on an H200
-# (results/h200/decoding/batch_products.json). Two stages fit into the shared memory of all GPUs.
-BATCH_TILES = {
-    "qkv": (32, 256, 2, 6),
-    "o": (16, 512, 2, 6),
-    "gate_up": (64, 128, 4, 6),
-    "down": (16, 512, 2, 5),
-    "head": (64, 128, 4, 6),
-}
-TEXTS = 16  # of a program: tensor cores take no fewer
+# The same for several texts, with the stages of its pipeline; and the texts that tensor cores take.
+BATCH_TILES = {"qkv": (32, 256, 2, 6), "o": (16, 512, 2, 6), "gate_up": (64, 128, 4, 6), "down": (16, 512, 2, 5), "head": (64, 128, 4, 6)}
+TEXTS = 16
 
 
 @triton.jit
@@ -153,40 +144,52 @@ def _norm(
 
 @triton.jit
 def _batch_product(
-    x_ptr,  # [texts, SIZE]
+    x_ptr,  # [BATCH, SIZE]
     weight_ptr,  # [rows, SIZE], or twice as many rows
-    y_ptr,  # [texts, rows]
-    texts,  # B
+    y_ptr,  # [BATCH, rows]
     rows,  # elements of y for each text
     SIZE: tl.constexpr,  # elements of x for each text
     GATED: tl.constexpr,  # whether there are two halves of W
     ADD: tl.constexpr,  # whether the product is added to y
     ROWS: tl.constexpr,  # rows of a program
     BLOCK: tl.constexpr,  # columns at a time
-    TEXTS: tl.constexpr,  # texts of a program
+    BATCH: tl.constexpr,  # texts
+    TEXTS: tl.constexpr,  # BATCH, rounded up to what tl.dot takes
+    EARLY: tl.constexpr = False,
     DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
-    """`_product` of several texts, without a norm. Later blocks are loaded during a product."""
-    text = tl.program_id(0) * TEXTS + tl.arange(0, TEXTS)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    """`_product` of several texts. The loop is pipelined: num_stages - 1 blocks are on their way."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    text = tl.arange(0, TEXTS)
     column = tl.arange(0, BLOCK)[None, :]
     valid = (row < rows)[:, None]
-    here = (text < texts)[:, None]
+    here = (text < BATCH)[:, None]
     first = weight_ptr + row.to(tl.int64)[:, None] * SIZE + column
     second = first + rows.to(tl.int64) * SIZE
     source = x_ptr + text[:, None] * SIZE + column
+    total = tl.zeros((TEXTS, ROWS), tl.float32)
+    up_total = tl.zeros((TEXTS, ROWS), tl.float32)
+    if EARLY:
+        weight = tl.load(first, mask=valid & (column < SIZE), other=0.0)
+        if GATED:
+            up = tl.load(second, mask=valid & (column < SIZE), other=0.0)
     _wait(DEPENDENT)
-    y = tl.zeros((TEXTS, ROWS), tl.float32)
-    up = tl.zeros((TEXTS, ROWS), tl.float32)
-    for start in tl.range(0, SIZE, BLOCK):
+    if EARLY:
+        x = tl.load(source, mask=here & (column < SIZE), other=0.0)
+        total = tl.dot(x, tl.trans(weight), total)
+        if GATED:
+            up_total = tl.dot(x, tl.trans(up), up_total)
+    for start in tl.range(BLOCK if EARLY else 0, SIZE, BLOCK):
         inside = start + column < SIZE
         x = tl.load(source + start, mask=here & inside, other=0.0)
-        y = tl.dot(x, tl.trans(tl.load(first + start, mask=valid & inside, other=0.0)), y)
+        weight = tl.load(first + start, mask=valid & inside, other=0.0)
+        total = tl.dot(x, tl.trans(weight), total)
         if GATED:
-            weight = tl.load(second + start, mask=valid & inside, other=0.0)
-            up = tl.dot(x, tl.trans(weight), up)
+            up = tl.load(second + start, mask=valid & inside, other=0.0)
+            up_total = tl.dot(x, tl.trans(up), up_total)
+    y = total
     if GATED:
-        y *= tl.sigmoid(y) * up
+        y = y * tl.sigmoid(y) * up_total
     place = y_ptr + text[:, None] * rows + row[None, :]
     inside = here & (row < rows)[None, :]
     if ADD:
@@ -338,10 +341,12 @@ def _write(
 
 def normalized(x: Tensor, norm: nn.Module) -> Tensor:
     """The norm of x: [B, D]."""
-    batch, size = x.shape
     y = torch.empty_like(x)
+    size = x.shape[1]
     block = triton.next_power_of_2(size)
-    _norm[batch,](x, norm.weight, y, norm.eps, SIZE=size, BLOCK=block, num_warps=8, **dependent())
+    _norm[len(x),](
+        x, norm.weight, y, norm.eps, SIZE=size, BLOCK=block, num_warps=8, **dependent()
+    )
     return y
 
 
@@ -351,42 +356,32 @@ def product(
     """weight [N, K] times x [B, K] or its norm, added to `out` if there is one: [B, N]; for
     "gate_up" SwiGLU of the halves, [B, N / 2].
     """
-    batch, size = x.shape
-    gated = tile == "gate_up"
-    rows = weight.shape[0] // (2 if gated else 1)
+    batch = len(x)
+    rows = weight.shape[0] // (2 if tile == "gate_up" else 1)
     y = x.new_empty(batch, rows) if out is None else out
-    named = {"SIZE": size, "GATED": gated, "ADD": out is not None, **dependent()}
-    if batch > 1 and x.dtype != torch.float32:
-        height, width, warps, stages = BATCH_TILES[tile]
-        _batch_product[ceil_div(batch, TEXTS), ceil_div(rows, height)](
-            normalized(x, norm) if norm else x,
-            weight,
-            y,
-            batch,
-            rows,
-            ROWS=height,
-            BLOCK=width,
-            TEXTS=TEXTS,
-            num_warps=warps,
-            num_stages=stages if family() == "sm_90" else 2,
-            **named,
-        )
-        return y
-    height, width, warps = TILES[tile]
-    for text in range(batch):
-        _product[ceil_div(rows, height),](
-            x[text],
-            norm.weight if norm else None,
-            weight,
-            y[text],
-            rows,
-            norm.eps if norm else 0.0,
-            NORM=norm is not None,
-            ROWS=height,
-            BLOCK=width,
-            num_warps=warps,
-            **named,
-        )
+    together = batch > 1 and x.dtype != torch.float32
+    height, width, warps, *stages = (BATCH_TILES if together else TILES)[tile]
+    named = {
+        "SIZE": weight.shape[1],
+        "GATED": tile == "gate_up",
+        "ADD": out is not None,
+        "ROWS": height,
+        "BLOCK": width,
+        "num_warps": warps,
+        **dependent(),
+    }
+    grid = (ceil_div(rows, height),)
+    if together:
+        if norm:
+            x = normalized(x, norm)
+        named |= {"BATCH": batch, "TEXTS": max(TEXTS, triton.next_power_of_2(batch))}
+        _batch_product[grid](x, weight, y, rows, num_stages=stages[0], **named)
+    else:
+        named["NORM"] = norm is not None
+        gain = norm.weight if norm else None
+        eps = norm.eps if norm else 0.0
+        for text in range(batch):
+            _product[grid](x[text], gain, weight, y[text], rows, eps, **named)
     return y
 
 
