@@ -88,11 +88,16 @@ PLACES = {
     r"matrix products: .*((?<!fp16_)sgemm|tf32|f32f32_f32|_S_?B_)": "Run matrix products in bf16, "
     "with sizes that are multiples of 64.",
 }
-# What stands for the words on the host where a file has no operators.
-NO_OPERATORS = "The GPU waits for the host, and the file has no operators that tell what it does"
 # How far the profiler disturbs; {} is the number of launches in a step.
 OF_PROFILER = " Without the profiler these waits are shorter: it slows each of {:,.0f} launches."
 SLOWED = ("launches", "synchronization", "cpu_operators", "host")
+
+
+def subject(cause: str, has_operators: bool) -> str:
+    """Subject and verb of the verdict."""
+    if cause == "host" and not has_operators:
+        return "The GPU waits for the host, and the file has no operators that tell what it does"
+    return WORDS[cause][0]
 
 
 def cure(name: str, place: str) -> str:

@@ -175,10 +175,7 @@ def _of_trace(trace: Trace) -> StepCauses:
     parts = _parts(ran, moments, waits[waits.gap >= 0], len(windows))
     step_ms = (windows[:, 1] - windows[:, 0]).mean() / 1e6
     steps = len(trace.steps)
-    verdict = _verdict(step_ms, parts, waits, steps, trace.gpus)
-    if verdict["cause"] == "host" and trace.operators.empty:
-        in_nothing = wait_words.WORDS["host"][0]
-        verdict["sentence"] = verdict["sentence"].replace(in_nothing, wait_words.NO_OPERATORS)
+    verdict = _verdict(step_ms, parts, waits, steps, trace.gpus, not trace.operators.empty)
     if verdict["cause"] in wait_words.SLOWED:
         launches = ran.launch[ran.launch >= 0].nunique() / len(windows)
         verdict["sentence"] += wait_words.OF_PROFILER.format(launches)
@@ -547,7 +544,12 @@ def single_waits(gaps: pandas.DataFrame) -> Any:
 
 
 def _verdict(
-    step_ms: float, parts: list[Part], waits: pandas.DataFrame, steps: int | None, gpus: int
+    step_ms: float,
+    parts: list[Part],
+    waits: pandas.DataFrame,
+    steps: int | None,
+    gpus: int,
+    has_operators: bool,
 ) -> Verdict:
     """The largest part that can be removed, and what people do about it. `waits` are those of all
     `steps`, or of a file that marks none, in which all `gpus` wait.
@@ -564,7 +566,8 @@ def _verdict(
     count = part["count"]
     rest_ms = step_ms - ms
     gain = step_ms / rest_ms if rest_ms > LEAST_REST * step_ms else 1.0
-    sentence = f"{wait_words.WORDS[cause][0]}: {format_time(ms)} of {whole} ({share(ms / step_ms)})"
+    subject = wait_words.subject(cause, has_operators)
+    sentence = f"{subject}: {format_time(ms)} of {whole} ({share(ms / step_ms)})"
     if count >= 1:
         sentence += f", in {counted(round(count), 'wait')}"
         sentence += " a step" if steps else ""
@@ -674,7 +677,7 @@ def _of_table(source: Source) -> StepCauses:
     parts.sort(key=lambda part: -part["ms"])
     step_ms = whole_ns / steps / 1e6
     if in_time or whole_steps:
-        verdict = _verdict(step_ms, parts, gaps, source.steps, source.gpus)
+        verdict = _verdict(step_ms, parts, gaps, source.steps, source.gpus, False)
     else:
         verdict = _sums_verdict(step_ms, parts)
     return StepCauses(step_ms, parts, verdict, gaps, bool(source.steps))

@@ -135,9 +135,9 @@ def _working_operators(trace: Trace) -> pandas.DataFrame:
     """Calls that compute or move data, and their start in the trace, `time_ns`. Views, allocations,
     autograd nodes and torch.compile's frames do not.
     """
-    operators_of_trace = trace.operators
-    times = {"time_ns": operators_of_trace.start_ns, "duration_ns": operators_of_trace.self_cpu_ns}
-    calls = operators_of_trace.assign(category="operator", **times)
+    calls = trace.operators
+    times = {"time_ns": calls.start_ns, "duration_ns": calls.self_cpu_ns}
+    calls = calls.assign(category="operator", **times)
     inputs = zip(calls.name, calls.input_shapes, calls.input_types, strict=True)
     return calls[[_works(*call) for call in inputs]]
 

@@ -87,7 +87,7 @@ def test_other_files(path, expected):
         ),
         (
             H200 / "traces/v4_small.json.gz",
-            "The GPU works for 100 % of a step of 1.16 ms (with gaps between queued kernels), and ",
+            "The GPU works for 100 % of a step of 1.07 ms (with gaps between queued kernels), and ",
         ),
         (
             FIXTURES / "new_kernel_trace.csv",
