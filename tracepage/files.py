@@ -220,15 +220,15 @@ def schema_of(model: type) -> str:
     return get_args(model.__annotations__["schema"])[0]
 
 
-def check(path: Path, content: Any, model: type[Content], place: str = "") -> Content:
+def check(path: Path, content: Any, model: type[Content]) -> Content:
     """The content of `path`, unchanged. UsageError: it does not fit the model; names the first
-    wrong field, after `place`.
+    wrong field.
     """
     try:
         _adapter(model).validate_python(content, strict=True)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        field = place + ".".join(map(str, first["loc"])) or "the file"
+        field = ".".join(map(str, first["loc"])) or "the file"
         raise UsageError(f"{path}: {field}: {first['msg']}") from error
     return content
 

@@ -123,7 +123,7 @@ class Intervals(NamedTuple):
 
     def pieces(self) -> numpy.ndarray:
         """The first place of each run of one cause and event, for each place."""
-        numbers = _numbers(self.codes, self.rows)
+        numbers = numbered(self.codes, self.rows)
         return numpy.searchsorted(numbers, numbers)
 
 
@@ -330,17 +330,17 @@ def _with_causes(host: Intervals, end: int) -> Intervals:
     lengths = numpy.diff(host.times, append=end)
     lengths[0] = max(host.times[1], 0)  # The first event of a trace is at 0.
     free = host.codes < 0
-    stretch = _numbers(free)
+    stretch = numbered(free)
     in_stretch = numpy.bincount(stretch, lengths)[numpy.unique(stretch[free])]
     median = numpy.median(in_stretch) if free.any() else 0
     longest = min(max(LEAST_NS, LONGER * median), MOST_NS)
     codes = host.codes.copy()
-    piece = _numbers(host.codes, host.rows)
+    piece = numbered(host.codes, host.rows)
     long = free & (numpy.bincount(piece, lengths)[piece] >= longest)
     codes[long & (host.codes == NOTHING)] = CODES["host"]
     codes[long & (host.codes == OPERATOR)] = CODES["cpu_operators"]
     rest = free & ~long
-    part = _numbers(rest)
+    part = numbered(rest)
     whole = numpy.bincount(part, lengths)[part]
     in_operators = numpy.bincount(part, lengths * (host.codes == OPERATOR))[part]
     codes[rest] = CODES["host"]
@@ -367,7 +367,7 @@ def _with_lines(host: Intervals, stacks: Stacks) -> Intervals:
     return host._replace(codes=codes)
 
 
-def _numbers(*columns: numpy.ndarray) -> numpy.ndarray:
+def numbered(*columns: numpy.ndarray) -> numpy.ndarray:
     """Counts from 0, one more at each place where any of these changes."""
     changes = numpy.zeros(len(columns[0]), dtype=int)
     for column in columns:

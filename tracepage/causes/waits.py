@@ -44,6 +44,7 @@ from tracepage.causes.host_time import (
     Stacks,
     copy_cause,
     host_time,
+    numbered,
     own_line,
 )
 from tracepage.causes.wait_words import share
@@ -283,11 +284,9 @@ def _moments(
 def _joined(moments: Moments) -> Moments:
     """The same, with moments in a row that differ in nothing as one."""
     starts, lengths, *codes = moments
-    table = numpy.stack(codes)
-    new = numpy.ones(len(starts), dtype=bool)
-    new[1:] = (table[:, 1:] != table[:, :-1]).any(axis=0)
-    first = numpy.flatnonzero(new)
-    return Moments(starts[first], numpy.add.reduceat(lengths, first), *table[:, first])
+    _, first = numpy.unique(numbered(*codes), return_index=True)
+    joined = numpy.add.reduceat(lengths, first)
+    return Moments(starts[first], joined, *(code[first] for code in codes))
 
 
 def _mark_saving(trace: Trace, kernels: pandas.DataFrame, moments: Moments) -> Moments:

@@ -238,7 +238,7 @@ def _name_gpus(export: _Export, device: list[Event]) -> list[dict[str, Any]]:
     """
     columns = ("pid", "cudaId", "gpuId")
     known = {tuple(row): gpu for *row, gpu in export.table("TARGET_INFO_CUDA_DEVICE", *columns)}
-    told = export.table("TARGET_INFO_GPU", "id", "name", "smCount", "totalMemory")
+    told = export.table("TARGET_INFO_GPU", "id", "name", "smCount")
     properties = {row[0]: row[1:] for row in told}
     places = sorted({event.thread for event in device})
     several = len({process for process, _ in places}) > 1
@@ -251,8 +251,8 @@ def _name_gpus(export: _Export, device: list[Event]) -> list[dict[str, Any]]:
         if several and (pid, number) not in known:
             label += f" of process {pid}"
         gpus[process, number] = (label, process)
-        name, multiprocessors, memory = properties.get(gpu, (None, None, None))
-        entry = {"id": label, "name": name, "multiprocessors": multiprocessors, "memory": memory}
+        name, multiprocessors = properties.get(gpu, (None, None))
+        entry = {"id": label, "name": name, "multiprocessors": multiprocessors}
         devices[label] = {key: value for key, value in entry.items() if value is not None}
     for event in device:
         event.thread = gpus[event.thread]

@@ -73,7 +73,6 @@ GPU_PROPERTIES = {
     "id": "id",
     "name": "name",
     "numSms": "multiprocessors",
-    "totalGlobalMem": "memory",
 }
 # Of a node of a CUDA graph, by `torch.cuda._annotate_cuda_graph_trace`: the part of the model.
 ANNOTATIONS = ("module_fqn", "str", "name", "annotation")
@@ -248,9 +247,6 @@ def _stream_key(arguments: tuple[str, ...]) -> str | None:
 
 def nanoseconds(us: Any) -> int:
     """A time in us, which may be text. One of DAMAGED: it is no time."""
-    whole, _, thousandths = str(us).partition(".")
-    if len(thousandths) == 3 and thousandths.isdigit():  # As torch.profiler writes it.
-        return int(whole + thousandths)
     return round(1000 * Decimal(us))
 
 
