@@ -152,6 +152,14 @@ def _norm(
 
 
 @triton.jit
+def _fetch(pointers):
+    """Asks the L2 for lines of 128 bytes."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def _batch_product(
     x_ptr,  # [texts, SIZE]
     weight_ptr,  # [rows, SIZE], or twice as many rows
@@ -164,6 +172,8 @@ def _batch_product(
     ROWS: tl.constexpr,  # rows of a program
     BLOCK: tl.constexpr,  # columns at a time
     TEXTS: tl.constexpr,  # texts of a program
+    AHEAD: tl.constexpr = 0,  # columns that the L2 fetches before the wait
+    OLD_FIRST: tl.constexpr = False,
     DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     """`_product` of several texts, without a norm. Later blocks are loaded during a product."""
@@ -175,7 +185,16 @@ def _batch_product(
     first = weight_ptr + row.to(tl.int64)[:, None] * SIZE + column
     second = first + rows.to(tl.int64) * SIZE
     source = x_ptr + text[:, None] * SIZE + column
+    if DEPENDENT and AHEAD > 0:
+        there = tl.minimum(row, rows - 1).to(tl.int64)[:, None] * SIZE + (tl.arange(0, AHEAD // 64) * 64)[None, :]
+        _fetch(weight_ptr + there)
+        if GATED:
+            _fetch(weight_ptr + rows.to(tl.int64) * SIZE + there)
     _wait(DEPENDENT)
+    place = y_ptr + text[:, None] * rows + row[None, :]
+    written = here & (row < rows)[None, :]
+    if ADD and OLD_FIRST:
+        old = read(place, written)
     y = tl.zeros((TEXTS, ROWS), tl.float32)
     up = tl.zeros((TEXTS, ROWS), tl.float32)
     for start in tl.range(0, SIZE, BLOCK):
@@ -187,11 +206,9 @@ def _batch_product(
             up = tl.dot(x, tl.trans(weight), up)
     if GATED:
         y *= tl.sigmoid(y) * up
-    place = y_ptr + text[:, None] * rows + row[None, :]
-    inside = here & (row < rows)[None, :]
     if ADD:
-        y += read(place, inside)
-    tl.store(place, y, mask=inside)
+        y += old if OLD_FIRST else read(place, written)
+    tl.store(place, y, mask=written)
 
 
 @triton.jit
@@ -357,7 +374,7 @@ def product(
     y = x.new_empty(batch, rows) if out is None else out
     named = {"SIZE": size, "GATED": gated, "ADD": out is not None, **dependent()}
     if batch > 1 and x.dtype != torch.float32:
-        height, width, warps, stages = BATCH_TILES[tile]
+        height, width, warps, stages, *ahead = BATCH_TILES[tile]
         _batch_product[ceil_div(batch, TEXTS), ceil_div(rows, height)](
             normalized(x, norm) if norm else x,
             weight,
@@ -367,6 +384,8 @@ def product(
             ROWS=height,
             BLOCK=width,
             TEXTS=TEXTS,
+            AHEAD=ahead[0] if ahead else 0,
+            OLD_FIRST=bool(ahead),
             num_warps=warps,
             num_stages=stages if family() == "sm_90" else 2,
             **named,
