@@ -13,9 +13,10 @@ each of TEXTS texts, or with zeros. The norm is a kernel of its own there, since
 stands between each load and its multiplication. In float32, which tensor cores round, each text has
 its own product.
 
-A product must read each weight once, and weights do not depend on the token. So it loads the first
-ones before it waits for the kernel before it (`version3_triton/kernels/dependent_launch.py`), and
-memory waits less between two kernels. Sums are float32.
+A product must read each weight once, and weights do not depend on the token. So that of one text
+loads the first ones before it waits for the kernel before it
+(`version3_triton/kernels/dependent_launch.py`), and memory waits less between two kernels. Sums are
+float32.
 """
 
 from collections.abc import Callable
