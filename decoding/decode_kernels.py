@@ -8,10 +8,10 @@ inside of it.
                query heads of a key head; `_combine` adds up the chunks
     write      the likeliest token, behind the newest
 
-For several texts a product still reads its weights once: tensor cores multiply them with a token of
-each of TEXTS texts, or with zeros. The norm is a kernel of its own there, since in a product it
-stands between each load and its multiplication. In float32, which tensor cores round, each text has
-its own product.
+Of several texts a product reads its weights once for up to TEXTS: tensor cores multiply them with a
+token of each, or with zeros. The norm is a kernel of its own there, since in a product it stands
+between each load and its multiplication. In float32, which tensor cores round, each text has its
+own product.
 
 A product must read each weight once, and weights do not depend on the token. So that of one text
 loads the first ones before it waits for the kernel before it
