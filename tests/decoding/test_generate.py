@@ -10,6 +10,7 @@ from pathlib import Path
 
 from common import cli, data
 from common.options import Options
+from common.rope import rope_tables
 from common.training import checkpoint
 from tests.conftest import ROOT, runs_kernels
 from tests.oracle import DEVICE
@@ -140,6 +141,30 @@ def test_the_columns_past_the_last_whole_block_count(batch, dtype, monkeypatch):
         gated = torch.nn.functional.silu(first) * second
         close(decode_kernels.product("gate_up", x, weight, norm), gated)
         close(decode_kernels.product("down", x, weight, out=y.clone()), y + x @ weight.T)
+
+
+@runs_kernels
+@pytest.mark.parametrize("size", [40, 600], ids=["part of a block", "more than a block"])
+def test_each_text_goes_on_from_the_row_of_its_newest_token(size):
+    ids = torch.tensor([[3, 1, 4], [1, 5, 2]], device=DEVICE)
+    positions = torch.tensor([1, 2], device=DEVICE)
+    table = torch.randn(6, size, device=DEVICE)
+    assert torch.equal(decode_kernels.embed(ids, positions, table), table[[1, 2]])
+
+
+@runs_kernels
+def test_texts_at_different_positions_attend_as_if_each_were_alone():
+    qkv = torch.randn(2, 8 * 16, device=DEVICE)
+    caches = [torch.randn(2, 2, 24, 16, device=DEVICE) for _ in range(2)]
+    positions = torch.tensor([3, 17], device=DEVICE)
+    tables = tuple(table.to(DEVICE) for table in rope_tables(16, 24, 1e4))
+    for text in range(2):
+        alone = [x[text : text + 1].clone() for x in (qkv, *caches, positions)]
+        together = [x.clone() for x in (qkv, *caches, positions)]
+        expected = decode_kernels.attend(*alone, tables)
+        assert torch.equal(decode_kernels.attend(*together, tables)[text], expected[0])
+        for whole, one in zip(together, alone, strict=True):
+            assert torch.equal(whole[text], one[0])
 
 
 @runs_kernels

@@ -90,6 +90,18 @@ def test_a_profile_beside_a_run_gives_launches_and_shares_of_its_step(tmp_path):
     assert cells(rows.rows(columns, [tmp_path / "v1_tiny.json"]))[1:] == [["50", "0", "50", "4"]]
 
 
+def test_the_rest_of_a_cpus_step_is_what_no_span_has(tmp_path):
+    """A step of 1 ms under the profiler, with 0.5 ms in attention and 0.2 ms in the loss."""
+    record = records.record()
+    write_json(tmp_path / "v1_tiny.json", record)
+    attention = {"name": "aten::bmm", "self_cpu_us": 500.0}
+    loss = {"name": "aten::exp", "self_cpu_us": 200.0, "span": "loss"}
+    profile = records.profile(record, [attention, loss])
+    write_json(tmp_path / "v1_tiny_profile.json.gz", profile)
+    columns = ["attention %", "loss %", "mlp %", "rest %"]
+    assert cells(rows.rows(columns, [tmp_path / "v1_tiny.json"]))[1:] == [["50", "20", "0", "30"]]
+
+
 def test_a_section_has_all_columns_of_its_report_or_those_that_are_named():
     path = H200 / "kernels_loss.json"
     whole, some = (

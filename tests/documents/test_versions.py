@@ -135,12 +135,12 @@ def test_a_table_is_of_one_device_and_one_pytorch(change, cases):
 def test_the_price_of_determinism_is_a_ratio_within_one_study(tmp_path):
     path = tmp_path / "determinism_small_bf16.json"
     models = {"v1": 8.0, "v1_deterministic": 10.0, "v4": 2.0, "v2_captured": 4.0}
-    suite(path, (0.0, 0.0, 0.0), **models, v2_captured_deterministic=4.0)
+    suite(path, (1.0, 0.0, -0.5), **models, v2_captured_deterministic=4.0)
     header, *rows = cells(versions.determinism(path))
     assert header == ["size", "n", "model", "ms", "deterministic, ms", "price, %"]
     assert rows == [
-        ["small", "3", "v1", "8", "10", "25"],
-        ["small", "3", "v2-captured", "4", "4", "0"],
+        ["small", "3", "v1", "8 (7.5 to 9)", "10 (9.5 to 11)", "25"],
+        ["small", "3", "v2-captured", "4 (3.5 to 5)", "4 (3.5 to 5)", "0"],
     ]
 
 

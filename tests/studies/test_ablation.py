@@ -5,12 +5,14 @@ signal ends it.
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 from common import device as devices
 from studies import ablation
 from tests import study_options
 from tests.conftest import ROOT
 from tracepage.files import read_json, schema_of
+from tracepage.readers.source import make_source
 from tracepage.records.study_files import Ablation
 from tracepage.views import fusion_ablation
 from version2_pytorch_fused import tiny_llama_v2
@@ -118,6 +120,30 @@ def test_a_signal_ends_the_study_in_half_precision_after_the_round(study, monkey
     plain, _, fused = (c["loss"] for c in measured["combinations"])
     assert measured["precision"] == {"compute": "bf16"} and 1e-5 < abs(plain - fused) < 0.02
     assert measured["rounds"] == 1 and all(c["round_ms"] == [1.0] for c in measured["combinations"])
+
+
+@pytest.mark.usefixtures("few_combinations")
+def test_the_order_of_the_combinations_turns_from_round_to_round(study, monkeypatch):
+    """What the machine does over a round must not fall on the same combinations each time."""
+    measured = []
+
+    def benchmark(function, device, warmup, iterations):
+        measured.append(function)
+        return [1.0] * iterations
+
+    monkeypatch.setattr(ablation, "benchmark", benchmark)
+    counted = make_source("profile", Path(), {"name": ["gemm"], "duration_ns": [9.0]}, steps=2)
+    monkeypatch.setattr(ablation, "count", lambda train: counted)
+    study(rounds=3)
+    first, second, third = (measured[number : number + 3] for number in (0, 3, 6))
+    assert len(set(first)) == 3 and second == first[::-1] and third == first
+
+
+def test_launches_are_kernels_of_a_step_without_copies_and_fills(tmp_path):
+    names = ["gemm", "softmax", "Memcpy HtoD (Pinned -> Device)", "Memset (Device)"]
+    columns = {"name": names, "calls": [6, 4, 2, 8], "duration_ns": [9.0] * 4}
+    source = make_source("profile", tmp_path, columns, steps=2)
+    assert ablation.launches_per_step(source) == 5
 
 
 def test_an_environment_that_overrides_a_fusion_is_refused(refused, monkeypatch):

@@ -5,7 +5,7 @@ process does.
 import signal
 from types import SimpleNamespace
 
-from studies import benchmark, job_runner
+from studies import accuracy, benchmark, job_runner
 from studies.peers import external_baselines, known_models
 from tests import study_options
 from tests.conftest import ROOT
@@ -95,6 +95,30 @@ def test_accuracy_is_taken_at_the_smallest_shape_alone(config, tmp_path):
     }
 
 
+def test_errors_are_the_largest_of_all_seeds_and_of_all_gradients(config, monkeypatch):
+    gradients = {0: (0.5, 0.2), 1: (0.1, 0.3)}
+
+    def of_seed(baseline, version, options, flags):
+        first, second = gradients[options.seed]
+        return {
+            "logits": first / 10,
+            "loss": 9.0,
+            "gradient of first": first,
+            "gradient of second": second,
+            accuracy.TOGETHER: second / 2,
+        }
+
+    monkeypatch.setattr(accuracy, "errors_against_float64", of_seed)
+    options = study_options.resolved(config)
+    found = benchmark.errors(KNOWN["v2"], KNOWN["v1"], options, repeats=2)
+    assert found == {
+        "logits_error": 0.05,
+        "gradient_error": 0.5,
+        "gradient": "first",
+        "gradients_together": [0.1, 0.15],
+    }
+
+
 @pytest.mark.parametrize("status, code", [("out of memory", 0), ("timed out", 1), ("failed", 1)])
 def test_a_failed_cell_is_not_repeated_and_the_rest_goes_on(status, code, config, tmp_path):
     def outcome(model, batch_size):
@@ -177,6 +201,20 @@ def test_energy_is_that_of_the_timed_steps(config, monkeypatch):
     assert benchmark.timing_of(arguments)[:4] == (arguments.num_steps, 3, 5, False)
     # On a CPU:
     assert run["host_us"] is run["watts"] is run["clock_mhz"] is run["celsius"] is None
+
+
+def test_peak_memory_is_that_of_the_timed_steps(config, monkeypatch):
+    events = []
+    step = SimpleNamespace(step=lambda batch: events.append("step"), model=None, graph_peak_bytes=0)
+    monkeypatch.setattr(benchmark, "built", lambda model, options: (step, None))
+    reset = benchmark.devices.reset_peak_memory
+    monkeypatch.setattr(
+        benchmark.devices,
+        "reset_peak_memory",
+        lambda device: events.append("reset") or reset(device),
+    )
+    benchmark.speed(KNOWN["v1"], study_options.resolved(config), benchmark.Timing(steps=3))
+    assert events == ["step"] * benchmark.WARMUP + ["reset"] + ["step"] * 3
 
 
 def test_a_trace_is_named_by_its_model_and_preset(config, tmp_path):

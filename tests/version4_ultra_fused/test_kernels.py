@@ -142,9 +142,11 @@ def test_add_norm_backward(shape, elsewhere, wide, dtype):
 @in_16_bits
 @with_and_without_epilogue
 @pytest.mark.parametrize("wide", [True, False])
-@pytest.mark.parametrize("tokens, hidden, size", [(48, 40, 24), (17, 136, 56), (133, 16, 520)])
+@pytest.mark.parametrize(
+    "tokens, hidden, size", [(48, 40, 24), (17, 136, 56), (133, 16, 520), (5, 16, 1032)]
+)
 def test_the_gradient_of_a_norm_in_the_product_before_it(tokens, hidden, size, wide, fused, dtype):
-    """`dots` is that of SwiGLU's gradient."""
+    """`dots` is that of SwiGLU's gradient; of rows of more than 1,024 pairs it has two parts."""
     x, gate_and_up, dhidden = tensors(dtype, (tokens, hidden), (2 * size, hidden), (tokens, size))
     (dx,) = tensors(torch.float32 if wide else dtype, (tokens, hidden))
     (weight,) = tensors(torch.float32, (hidden,))
@@ -292,6 +294,15 @@ def test_ignored_tokens_do_not_count(ignored, dtype):
         strict=True,
     ):
         torch.testing.assert_close(plain, theirs)
+
+
+@runs_kernels
+def test_the_mean_is_over_all_that_count_of_more_tokens_than_are_read_at_once():
+    (logits,) = tensors(torch.float32, (2050, 3))
+    targets = torch.arange(2050, device=DEVICE) % 3
+    targets[100:2049] = -100
+    loss = kernels.KERNELS.cross_entropy(logits, targets, False)
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, targets))
 
 
 @runs_kernels

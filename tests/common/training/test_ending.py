@@ -2,15 +2,19 @@
 may name the next command.
 """
 
+import math
 import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+from common import ranks
+from common.precision import Precision
 from common.training import ending
 from tests.conftest import TINY, V1
 
 import pytest
+import torch
 
 
 @pytest.mark.usefixtures("known_ceilings")
@@ -36,6 +40,17 @@ def test_the_last_line_is_the_same_run_profiled(execute):
     last = execute(script, *flags).out.splitlines()[-1]
     assert last.startswith("next: python ")
     assert shlex.split(last)[2:] == [str(script), *flags, "--enable-pytorch-profiler"]
+
+
+def test_the_loss_on_unseen_text_is_the_mean_of_its_batches_and_of_all_processes(monkeypatch):
+    """Of four, each with two sequences in each of three batches."""
+    for name in ranks.VARIABLES:
+        monkeypatch.setenv(name, "4" if name == "WORLD_SIZE" else "0")
+    model = SimpleNamespace(loss=lambda loss, _: torch.tensor(loss))
+    precision = Precision(torch.device("cpu"), None)
+    options = SimpleNamespace(eval_steps=3, batch_size=2)
+    found = ending.evaluate(model, [(1.0, 0), (2.0, 0), (6.0, 0)], precision, options)
+    assert found == {"loss": 3, "perplexity": pytest.approx(math.exp(3)), "sequences": 24}
 
 
 def test_a_saved_model_is_not_trained_again_and_a_profile_leads_to_another(

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from common import cli, data
+from common import cli, data, ranks
 from common.training import ending, flop_counters, run
 from tests.conftest import PATHS, ROOT, TINY, V1, run_options, without_gpu
 from tracepage.errors import RunError
@@ -334,6 +334,37 @@ def test_lines_come_by_the_clock_fit_80_columns_and_foretell_by_recent_steps(cap
     times.append(1.0)
     loop.log()
     assert not loop.overdue
+
+
+def test_a_resumed_run_foretells_the_steps_that_it_has_left(capsys):
+    clock = SimpleNamespace(milliseconds=lambda *_: 1000.0)
+    loop = run.Loop(options("--num-steps", "10"), torch.device("cpu"), clock, steps_before=6)
+    loop.keep(torch.tensor(1.0))
+    loop.log()
+    words = capsys.readouterr().out.split()
+    assert words[:2] == ["step", "7/10"] and words[-3:] == ["3", "s", "left"]
+
+
+def test_a_loss_that_is_no_number_does_not_count_as_the_process_s_own(monkeypatch):
+    monkeypatch.setattr(run.ranks, "joined", lambda: True)
+    clock = SimpleNamespace(milliseconds=lambda *_: 1000.0)
+    loop = run.Loop(options(), torch.device("cpu"), clock, 0)
+    for loss in (2.0, 1.0, math.nan):
+        loop.keep(torch.tensor(loss))
+    with pytest.raises(RunError, match="the loss is nan at step 3"):
+        loop.read(alone=True)
+    assert loop.losses == [2, 1] and loop.own_losses == 2
+
+
+def test_the_rate_in_a_line_is_that_of_all_processes(monkeypatch, capsys):
+    """Of four, each with 2 x 16 tokens in a step of a second."""
+    for name in ranks.VARIABLES:
+        monkeypatch.setenv(name, "4" if name == "WORLD_SIZE" else "0")
+    clock = SimpleNamespace(milliseconds=lambda *_: 1000.0)
+    loop = run.Loop(options(), torch.device("cpu"), clock, 0)
+    loop.keep(torch.tensor(1.0))
+    loop.log()
+    assert " 128 tokens/s " in capsys.readouterr().out
 
 
 def test_a_line_comes_between_those_of_log_every(monkeypatch, capsys, tmp_path):

@@ -72,4 +72,5 @@ def test_the_line_is_the_innermost_that_is_no_librarys():
     assert own_line(stacks.names(25, 65)) == "main.py(9): load"
     assert own_line(stacks.names(0, 90)) == "main.py(9): load"
     assert own_line(stacks.names(82, 90)) == "main.py(1): main"
+    assert stacks.names(-40, 130) == ["main.py(1): main"], "others ran for less than half of it"
     assert stacks.names(25, 65, (1, 2)) == [] and own_line([]) == ""

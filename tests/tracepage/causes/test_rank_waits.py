@@ -62,6 +62,23 @@ def test_ranks_that_are_even_and_move_bytes_wait_for_the_network(tmp_path):
     assert "most of them of AllReduce" in verdict["sentence"]
 
 
+def test_a_slow_rank_is_not_named_where_transfers_take_longer(tmp_path):
+    write_rank(tmp_path, 0, [("gemm", 0, 500), ("", 500, 800)])
+    write_rank(tmp_path, 1, [("gemm", 0, 600), ("", 600, 800)])
+    job = compare(tmp_path)
+    assert list(job.waiting_ms.values()) == pytest.approx([0.1, 0])
+    verdict = rank_waits.verdict(job)
+    assert verdict["cause"] == "network" and verdict["ms"] == pytest.approx(0.2)
+
+
+def test_one_collective_that_ends_late_on_a_rank_moves_no_clock(tmp_path):
+    calls = [("gemm", 0, 100), ("a [0, 1]", 100, 110), ("b [0, 1]", 110, 120)]
+    write_rank(tmp_path, 0, [*calls, ("c [0, 1]", 120, 130), ("gemm", 130, 200)])
+    write_rank(tmp_path, 1, [*calls, ("c [0, 1]", 120, 190), ("gemm", 190, 200)], clock_us=50)
+    clocks = compare(tmp_path).clocks
+    assert clocks[1] == pytest.approx(clocks[0])
+
+
 def test_a_missing_rank_may_be_waited_for(tmp_path):
     for rank in (0, 1):
         write_rank(tmp_path, rank, [("gemm", 0, 500), ("", 500, 700)], world_size=3)
@@ -81,13 +98,18 @@ def test_sends_and_receives_are_not_called_the_network(tmp_path):
     assert [row[0] for row in rank_waits.kinds(job)] == ["allreduce"]
 
 
-def test_ranks_that_are_late_in_turns_are_not_slow(tmp_path):
-    first = [("gemm", 0, 100), ("", 100, 310), ("gemm", 310, 600), ("", 600, 610)]
-    second = [("gemm", 0, 300), ("", 300, 310), ("gemm", 310, 400), ("", 400, 610)]
-    write_rank(tmp_path, 0, first)
-    write_rank(tmp_path, 1, second)
+@pytest.mark.parametrize("transfer", [10, 40])
+def test_ranks_that_are_late_in_turns_are_not_slow(tmp_path, transfer):
+    """Nor is it the network, as long as they wait for each other longer than bytes move."""
+    middle = 300 + transfer
+    end = middle + 290 + transfer
+    first = [("gemm", 0, 100), ("", 100, middle)]
+    second = [("gemm", 0, 300), ("", 300, middle)]
+    write_rank(tmp_path, 0, [*first, ("gemm", middle, middle + 290), ("", middle + 290, end)])
+    write_rank(tmp_path, 1, [*second, ("gemm", middle, middle + 90), ("", middle + 90, end)])
     verdict = rank_waits.verdict(compare(tmp_path))
     assert verdict["cause"] == "turns" and verdict["rank"] is None
+    assert verdict["ms"] == pytest.approx(0.2)
 
 
 def test_waiting_beside_computing_costs_nothing(tmp_path):
@@ -97,6 +119,23 @@ def test_waiting_beside_computing_costs_nothing(tmp_path):
     assert list(job.waiting_ms.values()) == [0, 0]
     assert [rank.hidden_ms for rank in job.ranks.values()] == pytest.approx([0.3, 0.1])
     assert rank_waits.verdict(job)["cause"] == "none"
+
+
+def test_of_a_wait_only_what_nothing_computes_beside_is_lost(tmp_path):
+    """Rank 0 waits from 100 to 400 us, computes until 300, and bytes move until 500."""
+    write_rank(tmp_path, 0, [("gemm", 0, 300), ("", 100, 500)])
+    write_rank(tmp_path, 1, [("gemm", 0, 400), ("", 400, 500)])
+    job = compare(tmp_path)
+    assert list(job.waiting_ms.values()) == pytest.approx([0.1, 0])
+    assert [job.transfer_ms(rank) for rank in (0, 1)] == pytest.approx([0.1, 0.1])
+
+
+def test_sends_beside_computing_are_hidden_too(tmp_path):
+    for rank in (0, 1):
+        calls = [("gemm", 0, 500), ("send", 100, 300), ("", 500, 510)]
+        write_rank(tmp_path, rank, calls)
+    for rank in compare(tmp_path).ranks.values():
+        assert (rank.hidden_ms, rank.sends_ms) == pytest.approx((0.2, 0))
 
 
 def test_a_missing_rank_is_told(tmp_path):

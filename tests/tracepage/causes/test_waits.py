@@ -209,6 +209,32 @@ def test_a_debt_is_paid_in_gaps_of_launches_after_it(tmp_path):
     assert ms["launches"] == pytest.approx(100 * 0.02 - 2, abs=0.1)
 
 
+def test_the_debt_of_the_last_wait_is_paid_first(tmp_path):
+    """Python and then a synchronization, both beside 2 ms of work, and 0.4 ms of gaps."""
+
+    def step(program):
+        program.kernel(2_000)
+        program.python(1_000)
+        program.item()
+        program.work(kernels=20, us=10, host=25)
+
+    ms = parts(attribute(tmp_path, step))
+    assert ms["synchronization"] == pytest.approx(0.4, abs=0.05) and "host" not in ms
+
+
+def test_a_copy_waits_though_the_clocks_of_host_and_device_differ_a_little(tmp_path):
+    """By the clock of the device a copy ends 6 us after its call has returned."""
+
+    def step(program):
+        program.kernel(2_000)
+        program.copy(2, "Memcpy DtoH (Device -> Pageable)")
+        program.events[-1]["ts"] += 10
+        program.work(kernels=100, us=10, host=25)
+
+    ms = parts(attribute(tmp_path, step))
+    assert ms["synchronization"] == pytest.approx(2, abs=0.1) and ms["launches"] < 0.1
+
+
 def test_a_host_that_no_longer_waits_may_hide_its_other_waits(tmp_path):
     """The trace begins after a wait whose lead would have hidden the launches."""
 
@@ -257,7 +283,21 @@ def test_a_checkpoint_is_one_wait_with_all_its_copies(tmp_path):
         copies_then_python(program, FAULT)
         program.work()
 
-    assert ", in 1 wait a step: aten::copy_" in attribute(tmp_path, step).verdict["sentence"]
+    causes = attribute(tmp_path, step)
+    assert ", in 1 wait a step: aten::copy_" in causes.verdict["sentence"]
+    whole = format_time(causes.verdict["ms"])
+    assert f" The longest took {', '.join([whole] * STEPS)}." in causes.verdict["sentence"]
+
+
+@pytest.mark.parametrize("us, saves", [(400, False), (600, True)])
+def test_copies_are_saving_from_half_of_their_time_in_no_operator_on(tmp_path, us, saves):
+    def step(program):
+        program.work()
+        for _ in range(20):
+            program.copy(50, "Memcpy DtoH (Device -> Pageable)")
+        program.python(us)
+
+    assert ("saving" in parts(attribute(tmp_path, step))) == saves
 
 
 def test_python_before_the_first_operator_is_at_the_start_of_the_step(tmp_path):
@@ -315,6 +355,31 @@ def test_python_between_launches_is_part_of_launching_unless_it_lasts(tmp_path):
 
     ms = parts(attribute(tmp_path, step))
     assert ms["host"] == pytest.approx(1 + 0.05, abs=0.02)
+
+
+def test_a_few_long_stretches_do_not_hide_one_that_is_long_among_the_usual(tmp_path):
+    """The usual stretch takes 25 us, so 400 us are something of its own beside 20 ms, too."""
+
+    def step(program):
+        program.python(FAULT)
+        program.work(kernels=10, us=2)
+        program.python(400)
+        program.work(kernels=10, us=2)
+
+    assert parts(attribute(tmp_path, step))["host"] == pytest.approx(20.4, abs=0.2)
+
+
+@pytest.mark.parametrize("us, waits_in_it", [(700, False), (2_000, True)])
+def test_a_collective_waits_on_the_host_only_if_it_takes_long_there(tmp_path, us, waits_in_it):
+    def step(program):
+        program.work()
+        program.synchronize()
+        program.operator("c10d::allreduce_", us)
+
+    ms = parts(attribute(tmp_path, step))
+    cause = "communication" if waits_in_it else "cpu_operators"
+    assert ms[cause] == pytest.approx(us / 1e3, abs=0.05)
+    assert ("communication" in ms) == waits_in_it
 
 
 def test_what_the_host_does_beside_a_busy_device_costs_nothing(tmp_path):
@@ -556,6 +621,8 @@ def test_the_host_has_no_part_in_gaps_between_the_kernels_of_a_graph(tmp_path):
     assert ms["between kernels"] == pytest.approx(0.198, abs=0.02)
     assert ms["host"] == pytest.approx(1 + 0.04, abs=0.02)
     assert causes.verdict["cause"] == "host"
+    # One call launches all of them.
+    assert causes.verdict["sentence"].endswith("it slows each of 1 launches.")
 
 
 @pytest.mark.parametrize(

@@ -160,3 +160,12 @@ def test_operators_of_version_1_have_known_costs_and_products_the_formulas(tmp_p
     assert products == pytest.approx(
         flops.training_step(CONFIG, BATCH, LENGTH, causal=False)["total"], rel=1e-12
     )
+
+
+def test_the_share_of_a_ceiling_is_that_of_all_calls(tmp_path, cpu_trace):
+    """In each of three steps two products of 2 ms, at 1 GFLOP/s, take 8 ms together."""
+    profile = write_profile(tmp_path / "profile_1.json", cpu_trace)
+    product = next(row for row in profile["operators"] if row["name"] == "aten::mm")
+    shapes = {"input_shapes": "[[100, 100], [100, 100]]", "calls": 6, "self_cpu_us": 24_000.0}
+    [row] = operators.rows(profile | {"operators": [product | shapes]})
+    assert (row.calls, row.us, row.bound, row.percent) == (2, 8_000, "compute", 50)

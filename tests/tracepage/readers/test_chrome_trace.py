@@ -304,6 +304,29 @@ def test_busy_time_is_a_union_late_kernels_count_and_tables_are_plain_sums(gpu, 
     )
 
 
+@pytest.mark.parametrize(
+    "shapes, span",
+    [([[2, 8], [2, 8], []], "residual"), ([[2, 8], [8], []], "other"), ([[], [], []], "other")],
+)
+def test_a_residual_connection_adds_two_tensors_of_one_shape(tmp_path, shapes, span):
+    step = small_traces.event("user_annotation", "ProfilerStep#0", 0, 20)
+    addition = small_traces.event("cpu_op", "aten::add", 1, 9, shapes=shapes)
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [step, addition]}))
+    assert list(chrome_trace.load(tmp_path / "trace.json").operators.span) == [span]
+
+
+def test_the_peak_of_a_gpus_trace_is_that_of_the_gpus_allocator(tmp_path):
+    content = gpu_trace()
+    for device, total in ((0, 900), (1, 500), (1, 300)):
+        told = {"Bytes": 100, "Addr": 1, "Total Allocated": total, "Device Type": device}
+        row = {"ph": "i", "name": "[memory]", "pid": 7, "tid": 1, "ts": 1015.0, "args": told}
+        content["traceEvents"].append(row)
+    (tmp_path / "trace.json").write_text(json.dumps(content))
+    trace = chrome_trace.load(tmp_path / "trace.json")
+    assert len(trace.memory) == 3
+    assert chrome_trace.profile_tables(trace)["memory_peak_bytes"] == 500
+
+
 def test_steps_of_several_processes_in_one_file_are_refused(tmp_path):
     events = [each | {"pid": rank} for rank in (0, 1) for each in rank_trace(rank)["traceEvents"]]
     (tmp_path / "merged.json").write_text(json.dumps({"traceEvents": events}))

@@ -113,7 +113,12 @@ def test_kernels_that_differ_from_the_eager_steps(tmp_path, eager, names, spans)
 
 @pytest.mark.parametrize(
     "names, lost",
-    [(["mul", "gemm", "mul"], []), (["mul"], ["recorded 1 kernels"]), ([], ["recorded 0 kernels"])],
+    [
+        (["mul", "gemm", "mul"], []),
+        (["mul"], ["recorded 1 kernels"]),
+        (["mul", "Memcpy DtoD", "Memset"], ["recorded 1 kernels"]),
+        ([], ["recorded 0 kernels"]),
+    ],
 )
 def test_kernels_that_the_profiler_lost_are_told(tmp_path, eager, names, lost):
     found = graph_replays.lost_kernels(replay(tmp_path, *names), eager)

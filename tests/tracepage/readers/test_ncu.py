@@ -64,9 +64,14 @@ def test_both_pages_of_ncu_give_the_same_launches_and_counters_in_base_units():
         ("1\u2019234\u2019567", "ns", 1_234_567),
         ("1\u202f234,567", "us", 1_234_567),
         ("1\u00a0234 (1\u00a0234; 5)", "ns", 1234),
+        ("2.5", "msecond", 2_500_000),
+        ("2.5", "ms", 2_500_000),
+        ("2.5", "second", 2_500_000_000),
+        ("2.5", "usecond", 2500),
+        ("25", "nsecond", 25),
     ],
 )
-def test_numbers_of_every_locale(tmp_path, written, unit, ns):
+def test_numbers_of_every_locale_and_unit(tmp_path, written, unit, ns):
     header = '"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
     text = f'{header}\n"0","9","gemm<a, b>(x)","gpu__time_duration.sum","{unit}","{written}"\n'
     for encoding in ("utf-8", "utf-8-sig", "utf-16"):  # A shell of Windows redirects as UTF-16.

@@ -12,6 +12,7 @@ from tests import nsys_files, small_traces
 from tests.conftest import ROOT
 from tests.nsys_files import ACTIVITY, MARK, PROCESS, Export
 from tracepage.causes import waits
+from tracepage.causes.host_time import copy_cause
 from tracepage.errors import UsageError
 from tracepage.readers import load_kernels
 from tracepage.readers.source import Source
@@ -133,6 +134,26 @@ def test_a_thread_without_ranges_is_in_those_of_its_process(tmp_path):
     table = loaded(export, tmp_path).table
     assert list(table.span) == ["backward", "backward", "other"]
     assert table.phase[0] == "backward"
+
+
+@pytest.mark.parametrize(
+    "kind, cause",
+    [(1, "copy_to_device"), (2, "copy_to_host"), (8, ""), (11, "copy_to_device")]
+    + [(12, "copy_to_host"), (13, "")],
+)
+def test_copies_have_their_direction_in_unified_memory_too(kind, cause, tmp_path):
+    export = Export()
+    export.add(f"{ACTIVITY}MEMCPY", 5_000, 6_000, 0, 7, 2, PROCESS << 24, 16, kind, 0, 2)
+    [name] = loaded(export, tmp_path).table.name
+    assert copy_cause(name) == cause
+
+
+def test_a_kernel_has_the_blocks_of_its_whole_grid(tmp_path):
+    export = Export()
+    name = export.text("gemm")
+    place = (5_000, 6_000, 0, 7, 2, PROCESS << 24)
+    export.add(f"{ACTIVITY}KERNEL", *place, name, name, 4, 2, 3)
+    assert list(loaded(export, tmp_path).table.blocks) == [24]
 
 
 def test_numbered_ranges_of_one_process_mark_the_steps(tmp_path):

@@ -42,3 +42,11 @@ def test_a_summary_fits_a_terminal(monkeypatch):
     text = run_facts.summary(run)
     assert max(map(len, text.splitlines())) <= 100 and ", 12.3 GFLOP/s\n" in text
     assert " of 3 steps after step 2, " in text.replace("\n               ", " ")
+
+
+def test_the_last_loss_is_the_mean_of_the_last_20_steps():
+    losses = [9.0] * 5 + [2.0] * 10 + [1.0] * 10
+    run = records.record(loss={"uniform": 6.9, "all": losses}, settings={})
+    assert run_facts.last_loss(run) == 1.5
+    assert "9.000 -> 1.500 (mean of the last 20; " in run_facts.summary(run)
+    assert run_facts.columns(run)["loss"] == "9.00 to 1.50 in 25 steps"

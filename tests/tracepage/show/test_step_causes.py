@@ -91,6 +91,27 @@ def test_a_cpu_that_loads_its_data_is_limited_by_its_input(tmp_path):
     assert "`num_workers` is 0" in causes.verdict["sentence"]
 
 
+def test_what_is_outside_of_the_steps_is_no_part_of_one(tmp_path):
+    causes = of_cpu(
+        tmp_path,
+        ("user_annotation", "ProfilerStep#1", 0, 1_000),
+        ("cpu_op", "aten::mm", 0, 900),
+        ("user_annotation", "enumerate(DataLoader)#_Iter.__next__", 1_100, 5_000),
+    )
+    assert parts(causes) == pytest.approx({"matrix products": 0.9, "host": 0.1})
+
+
+def test_operators_of_two_threads_share_the_time_that_both_take(tmp_path):
+    causes = of_cpu(
+        tmp_path,
+        ("user_annotation", "ProfilerStep#1", 0, 1_000),
+        ("cpu_op", "aten::mm", 0, 1_000),
+        ("cpu_op", "aten::sum", 0, 1_000, 2),
+    )
+    assert causes.step_ms == 1
+    assert parts(causes) == pytest.approx({"matrix products": 0.5, "reductions": 0.5})
+
+
 @pytest.mark.parametrize("name", ["gloo:all_reduce", "aten::sort", "aten::convolution"])
 def test_only_what_bytes_limit_is_told_to_be(tmp_path, name):
     assert "bytes: fuse" not in of_cpu(tmp_path, ("cpu_op", name, 0, 9)).verdict["sentence"]
@@ -114,6 +135,10 @@ def test_steps_that_differ_much_are_told(tmp_path):
     told = " Steps took 100 us to 1 ms: all is of their mean."
     assert of_cpu(tmp_path, *rows).verdict["sentence"].endswith(told)
     assert told not in of_cpu(tmp_path, *rows[:4]).verdict["sentence"]
+    twice = ("user_annotation", "ProfilerStep#1", 100, 300)
+    told = " Steps took 100 us to 200 us: all is of their mean."
+    causes = of_cpu(tmp_path, *rows[:2], twice, ("cpu_op", "aten::mm", 100, 300))
+    assert causes.verdict["sentence"].endswith(told)
 
 
 def test_a_file_without_times_of_launches_has_only_work():

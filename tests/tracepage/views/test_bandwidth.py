@@ -8,6 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
+from tests import records
 from tests.conftest import ROOT
 from tests.kernel_files import FIXTURES
 from tests.small_traces import CEILINGS
@@ -100,6 +101,24 @@ def test_bytes_of_a_gpu_step_by_its_shapes():
     times = [(row.us, row.bytes is None) for row in operators.rows(profile)]
     share = 100 * sum(us for us, unknown in times if unknown) / sum(us for us, _ in times)
     assert any(note.startswith(f"left out, {share:.1f} %") for note in traffic.notes)
+
+
+def test_what_is_left_out_is_a_share_of_the_operators_that_are_no_collectives():
+    product = {"input_shapes": "[[2, 2], [2, 2]]", "input_types": '["float", "float"]'}
+    times = {"aten::mm": 100.0, "my_kernel": 300.0, "gloo:all_reduce": 400.0}
+    operators = [product | {"name": name, "self_cpu_us": us} for name, us in times.items()]
+    rows, notes = bandwidth.from_profile(records.profile(records.record(), operators))
+    assert [row.name for row in rows] == ["aten::mm (attention)"]
+    assert notes[0].startswith("left out, 75.0 % of the operators' time: ")
+    assert notes[1] == "left out: collectives, 400 us a step"
+
+
+def test_a_launch_that_took_no_time_has_no_rate(tmp_path):
+    path = write_pmc(tmp_path, DEVICES["gfx942"])
+    path.write_text(path.read_text().replace("9000,12000", "9000,9000"))
+    traffic = bandwidth.load_traffic(path)
+    assert traffic.rows == [Point("k", None, MOVED, pytest.approx(2e-6), calls=1)]
+    assert "left out, 1 of 2 launches: their bytes were not counted" in traffic.notes
 
 
 def test_counters_come_before_shapes_and_the_profile_gives_the_ceilings(

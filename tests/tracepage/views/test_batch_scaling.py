@@ -78,6 +78,11 @@ def test_a_known_line_is_found_again_and_the_csv_has_its_numbers(execute, tmp_pa
     )
 
 
+def test_the_limit_of_throughput_is_that_of_all_processes(tmp_path):
+    folders = save_sizes(tmp_path, 4, 8, training__world_size=2)
+    assert "S / b = 85,333 tokens/s" in shown(folders)  # 2 x 128 / 3 ms
+
+
 def test_two_points_leave_no_residual_and_three_do(tmp_path):
     folders = save_sizes(tmp_path, 4, 8)
     assert "A line fits any two points" in shown(folders)

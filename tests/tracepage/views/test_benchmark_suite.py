@@ -67,6 +67,18 @@ def test_ratios_are_against_the_first_model(tmp_path):
     assert "v2 4 8 600 1.33" in " ".join(shown.split())
 
 
+def test_a_cell_has_the_median_of_its_processes():
+    measured = records.benchmark_of_shapes()
+    cell = measured["cells"][0]
+    times = (2.0, 1.0, 9.0)
+    step = cell["runs"][0]["step_ms"]
+    cell["runs"] = [cell["runs"][0] | {"step_ms": step | {"median": ms}} for ms in times]
+    row, *_ = benchmark_suite.table_rows(
+        benchmark_suite.results(measured), "ms", "tokens_per_second", "repeats"
+    )
+    assert row == ["v1", 4, 8, 2, 4 * 8 / 2e-3, 3]
+
+
 def test_energy_and_every_process_are_shown(tmp_path):
     measured = records.benchmark_of_shapes(metrics=["throughput", "energy"])
     for cell in measured["cells"]:

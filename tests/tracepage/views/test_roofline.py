@@ -1,6 +1,7 @@
 """The roofline: points under it, its figure, and the commands that show it."""
 
 from common.config import ModelConfig
+from tests import records
 from tests.conftest import ROOT, TINY
 from tracepage.cost import flops, operators
 from tracepage.errors import UsageError
@@ -80,6 +81,14 @@ def test_points_of_a_gpu_profile_add_up_to_its_time_and_work():
     assert "optimizer, cost not known" in unknown and all(
         name.endswith(", cost not known") for name in unknown
     )
+
+
+def test_work_is_not_known_where_that_of_one_call_is_not():
+    known = {"input_shapes": "[[2, 2], [2, 2]]", "input_types": '["float", "float"]'}
+    calls = [{"name": "aten::mm"} | shapes for shapes in (known, {"phase": "backward"})]
+    points = roofline.from_profile(records.profile(records.record(), calls))
+    [point] = [point for point in points if point.group == "operator"]
+    assert (point.name, point.flops, point.bytes, point.calls) == ("aten::mm", None, None, 2)
 
 
 def test_the_command_of_version_2_counts_profiles_and_draws(run_script, tmp_path):

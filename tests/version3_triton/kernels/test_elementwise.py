@@ -48,6 +48,18 @@ def test_add_rms_norm(shape, dtype):
     check(with_eps(add_rms_norm), plain, inputs, dtype)
 
 
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.itemsize == 2])
+def test_add_rms_norm_is_the_norm_of_the_sum_that_it_gives(dtype):
+    """Of the rounded one, as the backward pass has no other: that of the exact sum differs in its
+    last bit in many places.
+    """
+    x, residual = (torch.randn(8, 200).to(DEVICE, dtype) for _ in range(2))
+    weight = torch.ones(200, device=DEVICE, dtype=dtype)
+    total, y = add_rms_norm(x, residual, weight, 1e-5)
+    exact = rmsnorm.rms_norm(total.double(), weight.double(), 1e-5).to(dtype)
+    assert (y != exact).sum() < 0.01 * y.numel()
+
+
 def test_add_rms_norm_of_two_types_and_one_result_unused():
     """float16 from a product added to a float32 residual, as under autocast; the last sum of a
     model is not used.

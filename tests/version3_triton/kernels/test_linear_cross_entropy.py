@@ -93,6 +93,14 @@ def test_ignored_tokens_do_not_count(chunk_elements, ignored, dtype):
     check(*losses(targets), [torch.randn(1, 20, 24), torch.randn(31, 24)], dtype)
 
 
+def test_the_gradient_is_over_all_that_count_of_more_tokens_than_are_counted_at_once():
+    targets = torch.randint(5, (1, 520), device=DEVICE)
+    targets[0, 500:516] = -100
+    inputs = [torch.randn(1, 520, 4, device=DEVICE), torch.randn(5, 4, device=DEVICE)]
+    ours, theirs = (results(operation, inputs) for operation in losses(targets))
+    torch.testing.assert_close(ours, theirs)
+
+
 def test_an_ignored_token_has_no_gradient_and_the_loss_of_ignored_ones_is_nan():
     targets = zeros(1, 4)
     targets[0, 1] = -100

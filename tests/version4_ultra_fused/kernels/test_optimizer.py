@@ -49,6 +49,22 @@ def test_three_steps_are_pytorchs(early):
     assert ours.steps == 3
 
 
+def test_the_gradient_of_two_processes_is_their_mean(monkeypatch):
+    """Weights would hardly tell: AdamW divides its gradient's size out."""
+    model, ours, copies, theirs = pair()
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_reduce", lambda gradient: gradient.mul_(2))  # Both have it.
+    ours.communicate("ddp")
+    for parameter, copy in zip(model.parameters(), copies, strict=True):
+        copy.grad = torch.randn_like(copy)
+        model.plan.buffers.gradient[parameter].copy_(copy.grad)
+    ours.step()
+    theirs.step()
+    for parameter, copy in zip(model.parameters(), copies, strict=True):
+        for moment in ("exp_avg", "exp_avg_sq"):
+            torch.testing.assert_close(ours.state[parameter][moment], theirs.state[copy][moment])
+
+
 def test_moments_in_bf16_train_nearly_alike_and_take_half_the_memory(no_kernels):
     losses, sizes = [], []
     for on in (False, True):
