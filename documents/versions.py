@@ -13,10 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from common.config import PRESETS, ModelConfig
+from common.config import PRESETS
 from documents.rows import conditions, preset_of
 from tracepage import files
-from tracepage.cost import flops
 from tracepage.errors import UsageError
 from tracepage.readers import chrome_trace, kernel_names
 from tracepage.show import run_facts, tables
@@ -243,31 +242,6 @@ def _limits(case: Case, model: str, traces: Path, launched: bool) -> list[float 
         return [kernels, step, None, None]
     captured = median(case.times(model + CAPTURED))
     return [kernels, step, captured, max(0.0, 100 * (1 - captured / step))]
-
-
-def batches(*paths: Path) -> str:
-    """Larger batches in bf16: a row for each cell of benchmarks, with its rate and, but in FP8, its
-    MFU.
-    """
-    rows = []
-    studies = [files.read_json(path) for path in paths]
-    for study in studies:
-        peak = run_facts.peak_flops(study | {"precision": {"compute": "bf16", "tf32": False}})
-        config = ModelConfig(**study["model"])
-        for cell in study["cells"]:
-            if not cell["runs"]:
-                continue
-            model = cell["model"]
-            batch = cell["batch_size"]
-            length = cell["sequence_length"]
-            tokens = batch * length
-            ms = cell["runs"][0]["step_ms"]["median"]
-            rate = flops.training_step(config, batch, length)["total"] / ms * 1e3
-            mfu = None if model.endswith("-fp8") or not peak else 100 * rate / peak
-            rates = [1e3 * tokens / ms, rate / 1e12, mfu]
-            rows.append([model, f"{batch} x {length}", tokens, ms, *rates])
-    header = ["model", "B x S", "tokens a step", "ms/step", "tokens/s", "TFLOP/s", "MFU %"]
-    return _with_conditions(studies, header, rows)
 
 
 def kinds(*traces: Path) -> str:

@@ -199,22 +199,22 @@ def _work(export: _Export, calls: list[Event]) -> list[Event]:
     """Kernels, copies, sets and whole graphs. The thread of each is its process, and the number
     that this process has for the GPU.
     """
-    rows: list[tuple] = []  # Kind, name, blocks, start, duration, and PLACE.
+    rows: list[tuple] = []  # Kind, name, blocks, bytes of a copy, start, duration, and PLACE.
     kernel_columns = (*PLACE, "gridX", "gridY", "gridZ", "demangledName", "shortName")
     for *row, x, y, z, name, short in export.timed(f"{ACTIVITY}KERNEL", *kernel_columns):
         blocks = (x or 0) * (y or 0) * (z or 0)
-        rows.append(("kernel", export.text(name, short), blocks, *row))
-    copy_columns = (*PLACE, "copyKind", "srcKind", "dstKind")
-    for *row, kind, source, target in export.timed(f"{ACTIVITY}MEMCPY", *copy_columns):
+        rows.append(("kernel", export.text(name, short), blocks, 0, *row))
+    copy_columns = (*PLACE, "bytes", "copyKind", "srcKind", "dstKind")
+    for *row, size, kind, source, target in export.timed(f"{ACTIVITY}MEMCPY", *copy_columns):
         name = f"Memcpy {COPIES.get(kind, 'Unknown')} ({_memory(source)} -> {_memory(target)})"
-        rows.append(("memcpy", name, 0, *row))
+        rows.append(("memcpy", name, 0, size or 0, *row))
     for *row, kind in export.timed(f"{ACTIVITY}MEMSET", *PLACE, "memKind"):
-        rows.append(("memset", f"Memset ({_memory(kind)})", 0, *row))
+        rows.append(("memset", f"Memset ({_memory(kind)})", 0, 0, *row))
     for *row, graph in export.timed(f"{ACTIVITY}GRAPH_TRACE", *PLACE, "graphId"):
-        rows.append(("kernel", f"{GRAPH} {graph}", 0, *row))
+        rows.append(("kernel", f"{GRAPH} {graph}", 0, 0, *row))
     first = calls[0].thread[0] if calls else 0
     device = []
-    for kind, name, blocks, start, duration, gpu, stream, number, process in rows:
+    for kind, name, blocks, size, start, duration, gpu, stream, number, process in rows:
         if start == duration == 0:
             export.left_out += 1  # Its clock could not be read.
             continue
@@ -222,7 +222,7 @@ def _work(export: _Export, calls: list[Event]) -> list[Event]:
         place = first if process is None else _thread(process)[0]
         key = _correlation(place, number)
         thread = (place, gpu or 0)
-        device.append(Event(kind, name, thread, start, duration, key, stream, blocks))
+        device.append(Event(kind, name, thread, start, duration, key, stream, blocks, size))
     return device
 
 

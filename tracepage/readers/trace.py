@@ -69,8 +69,7 @@ class Trace:
             `bytes` are those of a copy, or 0.
         memory: a row per allocation (bytes > 0) or release on `cpu` or `gpu`; `total_bytes` is what
             the allocator then has.
-        devices: the GPUs that ran kernels: `name`, `multiprocessors` and `memory` in bytes, as far
-            as the trace tells.
+        devices: the GPUs that ran kernels: `name` and `multiprocessors`, as far as the trace tells.
         steps: a row per ProfilerStep with operators in it, with its times on the host.
         host: the events of the host in order of start, from which the frames were made.
         frames: functions of Python that last, in order of start; empty in a trace without stacks.

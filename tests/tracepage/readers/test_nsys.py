@@ -141,11 +141,11 @@ def test_a_thread_without_ranges_is_in_those_of_its_process(tmp_path):
     [(1, "copy_to_device"), (2, "copy_to_host"), (8, ""), (11, "copy_to_device")]
     + [(12, "copy_to_host"), (13, "")],
 )
-def test_copies_have_their_direction_in_unified_memory_too(kind, cause, tmp_path):
+def test_copies_have_their_bytes_and_their_direction_in_unified_memory_too(kind, cause, tmp_path):
     export = Export()
     export.add(f"{ACTIVITY}MEMCPY", 5_000, 6_000, 0, 7, 2, PROCESS << 24, 16, kind, 0, 2)
-    [name] = loaded(export, tmp_path).table.name
-    assert copy_cause(name) == cause
+    [copy] = loaded(export, tmp_path).table.itertuples()
+    assert copy_cause(copy.name) == cause and copy.bytes == 16
 
 
 def test_a_kernel_has_the_blocks_of_its_whole_grid(tmp_path):
