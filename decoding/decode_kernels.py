@@ -140,42 +140,38 @@ def _batch_product(
     TEXTS: tl.constexpr,  # BATCH, rounded up to what tl.dot takes
     DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
-    """`_product` of several texts."""
+    """`_product` of several texts. The loop is pipelined: num_stages - 1 blocks are on their way."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     text = tl.arange(0, TEXTS)
-    line = tl.arange(0, BLOCK)[None, :]
+    column = tl.arange(0, BLOCK)[None, :]
     valid = (row < rows)[:, None]
     here = (text < BATCH)[:, None]
-    first = weight_ptr + row.to(tl.int64)[:, None] * SIZE
+    first = weight_ptr + row.to(tl.int64)[:, None] * SIZE + column
     second = first + rows.to(tl.int64) * SIZE
-    source = x_ptr + text[:, None] * SIZE
-    weight = _columns(first, valid, line, 0, BLOCK, SIZE)
-    up = _columns(second, valid, line, 0, BLOCK, SIZE) if GATED else weight
+    source = x_ptr + text[:, None] * SIZE + column
     _wait(DEPENDENT)
-    total = tl.zeros((ROWS, TEXTS), tl.float32)
-    up_total = tl.zeros((ROWS, TEXTS), tl.float32)
+    total = tl.zeros((TEXTS, ROWS), tl.float32)
+    up_total = tl.zeros((TEXTS, ROWS), tl.float32)
     squares = tl.zeros((TEXTS,), tl.float32)
-    for start in tl.static_range(0, SIZE, BLOCK):
-        next_weight = _columns(first, valid, line, start + BLOCK, BLOCK, SIZE)
-        next_up = _columns(second, valid, line, start + BLOCK, BLOCK, SIZE) if GATED else weight
-        x = _columns(source, here, line, start, BLOCK, SIZE)
+    for start in tl.range(0, SIZE, BLOCK):
+        inside = start + column < SIZE
+        x = tl.load(source + start, mask=here & inside, other=0.0)
+        weight = tl.load(first + start, mask=valid & inside, other=0.0)
+        if GATED:
+            up = tl.load(second + start, mask=valid & inside, other=0.0)
         if NORM:
             wide = x.to(tl.float32)
             squares += tl.sum(wide * wide, axis=1)
-            gain = _columns(norm_ptr, True, line, start, BLOCK, SIZE)
-            x = (wide * gain.to(tl.float32)).to(x.dtype)
-        columns = tl.trans(x)
-        total = tl.dot(weight, columns, total)
+            x = (wide * read(norm_ptr + start + column, inside)).to(x.dtype)
+        total = tl.dot(x, tl.trans(weight), total)
         if GATED:
-            up_total = tl.dot(up, columns, up_total)
-        weight = next_weight
-        up = next_up
-    scale = 1 / tl.sqrt(squares / SIZE + eps)[None, :] if NORM else 1.0
+            up_total = tl.dot(x, tl.trans(up), up_total)
+    scale = 1 / tl.sqrt(squares / SIZE + eps)[:, None] if NORM else 1.0
     y = total * scale
     if GATED:
         y = y * tl.sigmoid(y) * (up_total * scale)
-    place = y_ptr + text[None, :] * rows + row[:, None]
-    inside = valid & (text < BATCH)[None, :]
+    place = y_ptr + text[:, None] * rows + row[None, :]
+    inside = here & (row < rows)[None, :]
     if ADD:
         y += read(place, inside)
     tl.store(place, y, mask=inside)
@@ -334,6 +330,7 @@ def product(
     y = x.new_empty(batch, rows) if out is None else out
     together = batch > 1 and x.dtype != torch.float32
     height, width, warps = BATCH_TILE if together else TILES[tile]
+    stages = {"num_stages": 3}
     named = {
         "SIZE": weight.shape[1],
         "NORM": norm is not None,
@@ -349,7 +346,7 @@ def product(
     grid = (ceil_div(rows, height),)
     if together:
         named |= {"BATCH": batch, "TEXTS": max(TEXTS, triton.next_power_of_2(batch))}
-        _batch_product[grid](x, gain, weight, y, rows, eps, **named)
+        _batch_product[grid](x, gain, weight, y, rows, eps, **stages, **named)
     else:
         for text in range(batch):
             _product[grid](x[text], gain, weight, y[text], rows, eps, **named)
