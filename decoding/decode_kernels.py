@@ -43,7 +43,7 @@ TILES = {
     "down": (8, 2048, 8),
     "head": (8, 1024, 2),
 }
-# The same for several texts, and the stages of the pipeline: the fastest of 13 for each on an H200
+# The same for several texts, and the stages of the pipeline: the fastest of 10 to 13 on an H200
 # (results/h200/decoding/batch_products.json). Two stages fit into the shared memory of all GPUs.
 BATCH_TILES = {
     "qkv": (32, 256, 2, 6),

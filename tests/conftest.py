@@ -215,6 +215,21 @@ def no_kernels(monkeypatch) -> None:
 
 
 @pytest.fixture
+def as_rank(monkeypatch) -> Callable[..., None]:
+    """as_rank(rank, world_size): this process becomes one of a job, as far as its environment
+    tells.
+    """
+
+    def become(rank: int, world_size: int = 2) -> None:
+        for name, value in zip(
+            ranks.VARIABLES, (rank, rank, world_size, "localhost", 29500), strict=True
+        ):
+            monkeypatch.setenv(name, str(value))
+
+    return become
+
+
+@pytest.fixture
 def known_ceilings(monkeypatch) -> None:
     """Runs take the device's ceilings from here: to measure them takes longer than a small run."""
     from common.training import ceilings

@@ -157,7 +157,8 @@ def test_the_environment_keeps_flash_attention_off(monkeypatch):
         (UsageError("x"), 2),
     ],
 )
-def test_exit_codes(error, code, capsys):
+@pytest.mark.usefixtures("capsys")  # A closed pipe replaces the file of stdout, here none.
+def test_exit_codes(error, code):
     def main() -> None:
         raise error
 

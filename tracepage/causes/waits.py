@@ -176,7 +176,8 @@ def _of_trace(trace: Trace) -> StepCauses:
     parts = _parts(ran, moments, waits[waits.gap >= 0], len(windows))
     step_ms = (windows[:, 1] - windows[:, 0]).mean() / 1e6
     steps = len(trace.steps)
-    verdict = _verdict(step_ms, parts, waits, steps, trace.gpus, not trace.operators.empty)
+    has_operators = not trace.operators.empty
+    verdict = _verdict(step_ms, parts, waits, steps, trace.gpus, has_operators)
     if verdict["cause"] in wait_words.SLOWED:
         launches = ran.launch[ran.launch >= 0].nunique() / len(windows)
         verdict["sentence"] += wait_words.OF_PROFILER.format(launches)
@@ -676,7 +677,7 @@ def _of_table(source: Source) -> StepCauses:
     parts.sort(key=lambda part: -part["ms"])
     step_ms = whole_ns / steps / 1e6
     if in_time or whole_steps:
-        verdict = _verdict(step_ms, parts, gaps, source.steps, source.gpus, False)
+        verdict = _verdict(step_ms, parts, gaps, source.steps, source.gpus, has_operators=False)
     else:
         verdict = _sums_verdict(step_ms, parts)
     return StepCauses(step_ms, parts, verdict, gaps, bool(source.steps))

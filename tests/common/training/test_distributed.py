@@ -72,21 +72,6 @@ def two_nodes(tmp_path) -> Callable[..., subprocess.CompletedProcess]:
     return submit
 
 
-@pytest.fixture
-def as_rank(monkeypatch) -> Callable[..., None]:
-    """as_rank(rank, world_size): this process becomes one of a job, as far as its environment
-    tells.
-    """
-
-    def become(rank: int, world_size: int = 2) -> None:
-        for name, value in zip(
-            ranks.VARIABLES, (rank, rank, world_size, "localhost", 29500), strict=True
-        ):
-            monkeypatch.setenv(name, str(value))
-
-    return become
-
-
 def record(folder: Path) -> dict:
     return json.loads((folder / "metrics.json").read_text())
 

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from common import ranks
 from common.precision import Precision
 from common.training import ending
 from tests.conftest import TINY, V1
@@ -42,10 +41,9 @@ def test_the_last_line_is_the_same_run_profiled(execute):
     assert shlex.split(last)[2:] == [str(script), *flags, "--enable-pytorch-profiler"]
 
 
-def test_the_loss_on_unseen_text_is_the_mean_of_its_batches_and_of_all_processes(monkeypatch):
+def test_the_loss_on_unseen_text_is_the_mean_of_its_batches_and_of_all_processes(as_rank):
     """Of four, each with two sequences in each of three batches."""
-    for name in ranks.VARIABLES:
-        monkeypatch.setenv(name, "4" if name == "WORLD_SIZE" else "0")
+    as_rank(0, 4)
     model = SimpleNamespace(loss=lambda loss, _: torch.tensor(loss))
     precision = Precision(torch.device("cpu"), None)
     options = SimpleNamespace(eval_steps=3, batch_size=2)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from common import data, ranks
+from common import data
 from common.options import RunOptions
 from common.precision import Precision
 from common.training import record
@@ -41,10 +41,9 @@ def build(model: torch.nn.Module) -> dict:
     )
 
 
-def test_tokens_are_those_of_all_processes_and_flops_of_one(monkeypatch):
+def test_tokens_are_those_of_all_processes_and_flops_of_one(as_rank):
     alone = build(torch.nn.Linear(2, 3))
-    for name in ranks.VARIABLES:
-        monkeypatch.setenv(name, "4" if name == "WORLD_SIZE" else "0")
+    as_rank(0, 4)
     one_of_four = build(torch.nn.Linear(2, 3))
     for name, times in {"tokens": 4, "samples": 4, "flops": 1}.items():
         rate = f"{name}_per_second"

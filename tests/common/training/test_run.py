@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from common import cli, data, ranks
+from common import cli, data
 from common.training import ending, flop_counters, run
 from tests.conftest import PATHS, ROOT, TINY, V1, run_options, without_gpu
 from tracepage.errors import RunError
@@ -356,10 +356,9 @@ def test_a_loss_that_is_no_number_does_not_count_as_the_process_s_own(monkeypatc
     assert loop.losses == [2, 1] and loop.own_losses == 2
 
 
-def test_the_rate_in_a_line_is_that_of_all_processes(monkeypatch, capsys):
+def test_the_rate_in_a_line_is_that_of_all_processes(as_rank, capsys):
     """Of four, each with 2 x 16 tokens in a step of a second."""
-    for name in ranks.VARIABLES:
-        monkeypatch.setenv(name, "4" if name == "WORLD_SIZE" else "0")
+    as_rank(0, 4)
     clock = SimpleNamespace(milliseconds=lambda *_: 1000.0)
     loop = run.Loop(options(), torch.device("cpu"), clock, 0)
     loop.keep(torch.tensor(1.0))

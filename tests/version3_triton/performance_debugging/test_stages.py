@@ -200,8 +200,8 @@ def test_on_a_gpu_every_symptom_shows_and_the_fix_removes_it(train):
         assert broken["step_ms"]["median"] > 1.1 * fixed["step_ms"]["median"], name
         assert broken["loss"]["all"] == pytest.approx(real["loss"]["all"], abs=0.1)
     assert share(train("stage3", *WIDE, gpu=True)) < compare_stages.CLOCK
-    assert share(train("stage3", *WIDE, "--fixed", gpu=True)) > compare_stages.CLOCK
-    assert share(real) > compare_stages.CLOCK
+    assert share(train("stage3", *WIDE, "--fixed", gpu=True)) > 0.9
+    assert share(real) > 0.9
     wrong = train("stage6", *WIDE, "--skip-check", gpu=True)
     assert wrong["stage"]["updated"] == 1 and wrong["step_ms"]["median"] < 0.8 * step
     assert wrong["memory"]["peak_mib"] < real["memory"]["peak_mib"]
