@@ -50,7 +50,9 @@ def interpret(
     is_module = command[0] == "-m"
     first = folder if is_module else Path(command[0]).parent
     added = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
-    installed = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix))]
+    # set-up shows a PyTorch that it keeps, and the packages beside it, from a place of their own
+    own = (sys.prefix, sys.base_prefix)
+    installed = [path for path in sys.path if path.startswith(own) or "-packages" in path]
     sys.path[:] = [str(first.absolute()), *added, *installed]
     sys.argv[:] = command[is_module:]
     torchrun = patch(
