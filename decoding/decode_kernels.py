@@ -13,12 +13,13 @@ token of each, or with zeros. The norm is a kernel of its own there, since in a 
 between each load and its multiplication. In float32, which tensor cores round, each text has its
 own product.
 
-A product must read each weight once, and weights do not depend on the token. So that of one text
-loads the first ones before it waits for the kernel before it
-(`version3_triton/kernels/dependent_launch.py`), and memory waits less between two kernels. Sums are
-float32.
+A product must read each weight once, and weights do not depend on the token. So before it waits for
+the kernel before it (`version3_triton/kernels/dependent_launch.py`), that of one text loads the
+first ones, and that of several asks the L2 for them. Memory then waits less between two kernels.
+Sums are float32.
 """
 
+import math
 from collections.abc import Callable
 
 from tracepage.errors import UsageError
@@ -43,14 +44,15 @@ TILES = {
     "down": (8, 2048, 8),
     "head": (8, 1024, 2),
 }
-# The same for several texts, and the stages of the pipeline: the fastest of 10 to 13 on an H200
-# (results/h200/decoding/batch_products.json). Two stages fit into the shared memory of all GPUs.
+# The same for several texts, the stages of the pipeline, and the columns that the L2 fetches ahead:
+# the fastest of 40 to 44 on an H200 (results/h200/decoding/ahead.json). Two stages fit into the
+# shared memory of all GPUs.
 BATCH_TILES = {
-    "qkv": (32, 256, 2, 6),
-    "o": (16, 512, 2, 6),
-    "gate_up": (64, 128, 4, 6),
-    "down": (16, 512, 2, 5),
-    "head": (64, 128, 4, 6),
+    "qkv": (16, 512, 2, 4, 512),
+    "o": (16, 512, 2, 6, 512),
+    "gate_up": (16, 256, 2, 4, 512),
+    "down": (16, 512, 2, 6, 512),
+    "head": (64, 128, 4, 6, 0),
 }
 TEXTS = 16  # of a program: tensor cores take no fewer
 
@@ -153,6 +155,19 @@ def _norm(
 
 
 @triton.jit
+def _fetch(pointers):
+    """Asks the L2 for lines of 128 bytes."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+        "=r,l",
+        [pointers.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def _batch_product(
     x_ptr,  # [texts, SIZE]
     weight_ptr,  # [rows, SIZE], or twice as many rows
@@ -165,6 +180,7 @@ def _batch_product(
     ROWS: tl.constexpr,  # rows of a program
     BLOCK: tl.constexpr,  # columns at a time
     TEXTS: tl.constexpr,  # texts of a program
+    AHEAD: tl.constexpr,  # columns that the L2 fetches before the wait
     DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     """`_product` of several texts, without a norm. Later blocks are loaded during a product."""
@@ -176,7 +192,17 @@ def _batch_product(
     first = weight_ptr + row.to(tl.int64)[:, None] * SIZE + column
     second = first + rows.to(tl.int64) * SIZE
     source = x_ptr + text[:, None] * SIZE + column
+    if DEPENDENT and AHEAD >= 64:
+        line = tl.minimum(row, rows - 1).to(tl.int64)[:, None] * SIZE
+        line += (tl.arange(0, AHEAD // 64) * 64)[None, :]
+        _fetch(weight_ptr + line)
+        if GATED:
+            _fetch(weight_ptr + rows.to(tl.int64) * SIZE + line)
     _wait(DEPENDENT)
+    place = y_ptr + text[:, None] * rows + row[None, :]
+    written = here & (row < rows)[None, :]
+    if ADD:
+        old = read(place, written)
     y = tl.zeros((TEXTS, ROWS), tl.float32)
     up = tl.zeros((TEXTS, ROWS), tl.float32)
     for start in tl.range(0, SIZE, BLOCK):
@@ -188,11 +214,9 @@ def _batch_product(
             up = tl.dot(x, tl.trans(weight), up)
     if GATED:
         y *= tl.sigmoid(y) * up
-    place = y_ptr + text[:, None] * rows + row[None, :]
-    inside = here & (row < rows)[None, :]
     if ADD:
-        y += read(place, inside)
-    tl.store(place, y, mask=inside)
+        y += old
+    tl.store(place, y, mask=written)
 
 
 @triton.jit
@@ -358,7 +382,7 @@ def product(
     y = x.new_empty(batch, rows) if out is None else out
     named = {"SIZE": size, "GATED": gated, "ADD": out is not None, **dependent()}
     if batch > 1 and x.dtype != torch.float32:
-        height, width, warps, stages = BATCH_TILES[tile]
+        height, width, warps, stages, ahead = BATCH_TILES[tile]
         _batch_product[ceil_div(batch, TEXTS), ceil_div(rows, height)](
             normalized(x, norm) if norm else x,
             weight,
@@ -368,6 +392,7 @@ def product(
             ROWS=height,
             BLOCK=width,
             TEXTS=TEXTS,
+            AHEAD=math.gcd(ahead, size),
             num_warps=warps,
             num_stages=stages if family() == "sm_90" else 2,
             **named,
