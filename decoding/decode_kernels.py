@@ -48,13 +48,12 @@ TILES = {
 # the fastest of 40 to 44 on an H200 (results/h200/decoding/ahead.json). Two stages fit into the
 # shared memory of all GPUs.
 BATCH_TILES = {
-    "qkv": (16, 512, 2, 4, 512),
-    "o": (16, 512, 2, 6, 512),
-    "gate_up": (16, 256, 2, 4, 512),
-    "down": (16, 512, 2, 6, 512),
-    "head": (64, 128, 4, 6, 0),
+    "qkv": (16, 128, 4, 4, 4, 512),
+    "o": (16, 128, 4, 4, 4, 512),
+    "gate_up": (16, 128, 4, 4, 4, 512),
+    "down": (16, 128, 4, 4, 6, 512),
+    "head": (32, 128, 2, 4, 4, 0),
 }
-TEXTS = 16  # of a program: tensor cores take no fewer
 
 
 @triton.jit
@@ -168,6 +167,14 @@ def _fetch(pointers):
 
 
 @triton.jit
+def _block(pointer, column, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """The columns of a block; those past SIZE are 0."""
+    if SIZE % BLOCK == 0:
+        return tl.load(pointer + column)
+    return tl.load(pointer + column, mask=column < SIZE, other=0.0)
+
+
+@triton.jit
 def _batch_product(
     x_ptr,  # [texts, SIZE]
     weight_ptr,  # [rows, SIZE], or twice as many rows
@@ -178,42 +185,45 @@ def _batch_product(
     GATED: tl.constexpr,  # whether there are two halves of W
     ADD: tl.constexpr,  # whether the product is added to y
     ROWS: tl.constexpr,  # rows of a program
-    BLOCK: tl.constexpr,  # columns at a time
+    BLOCK: tl.constexpr,  # columns of a part, at a time
+    PARTS: tl.constexpr,  # sums that a program adds up beside each other
     TEXTS: tl.constexpr,  # texts of a program
     AHEAD: tl.constexpr,  # columns that the L2 fetches before the wait
     DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
-    """`_product` of several texts, without a norm. Later blocks are loaded during a product."""
+    """`_product` of several texts, without a norm. Later blocks are loaded during a product.
+
+    A tensor core adds to one sum after another, and each waits for the one before. So each warp
+    has columns, and sums, of its own.
+    """
     text = tl.program_id(0) * TEXTS + tl.arange(0, TEXTS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK)[None, :]
-    valid = (row < rows)[:, None]
-    here = (text < texts)[:, None]
-    first = weight_ptr + row.to(tl.int64)[:, None] * SIZE + column
+    line = tl.minimum(row, rows - 1).to(tl.int64) * SIZE
+    part = tl.arange(0, PARTS)[:, None, None] * BLOCK
+    column = part + tl.arange(0, BLOCK)[None, None, :]
+    first = weight_ptr + line[None, :, None]
     second = first + rows.to(tl.int64) * SIZE
-    source = x_ptr + text[:, None] * SIZE + column
+    source = x_ptr + tl.minimum(text, texts - 1)[None, :, None] * SIZE
     if DEPENDENT and AHEAD >= 64:
-        line = tl.minimum(row, rows - 1).to(tl.int64)[:, None] * SIZE
-        line += (tl.arange(0, AHEAD // 64) * 64)[None, :]
-        _fetch(weight_ptr + line)
+        ahead = weight_ptr + line[:, None] + (tl.arange(0, AHEAD // 64) * 64)[None, :]
+        _fetch(ahead)
         if GATED:
-            _fetch(weight_ptr + rows.to(tl.int64) * SIZE + line)
+            _fetch(ahead + rows.to(tl.int64) * SIZE)
     _wait(DEPENDENT)
-    place = y_ptr + text[:, None] * rows + row[None, :]
-    written = here & (row < rows)[None, :]
+    place = y_ptr + text[None, :] * rows + row[:, None]
+    written = (text < texts)[None, :] & (row < rows)[:, None]
     if ADD:
         old = read(place, written)
-    y = tl.zeros((TEXTS, ROWS), tl.float32)
-    up = tl.zeros((TEXTS, ROWS), tl.float32)
-    for start in tl.range(0, SIZE, BLOCK):
-        inside = start + column < SIZE
-        x = tl.load(source + start, mask=here & inside, other=0.0)
-        y = tl.dot(x, tl.trans(tl.load(first + start, mask=valid & inside, other=0.0)), y)
+    y = tl.zeros((PARTS, ROWS, TEXTS), tl.float32)
+    up = tl.zeros((PARTS, ROWS, TEXTS), tl.float32)
+    for start in tl.range(0, SIZE, PARTS * BLOCK):
+        x = tl.permute(_block(source, start + column, SIZE, PARTS * BLOCK), (0, 2, 1))
+        y = tl.dot(_block(first, start + column, SIZE, PARTS * BLOCK), x, y)
         if GATED:
-            weight = tl.load(second + start, mask=valid & inside, other=0.0)
-            up = tl.dot(x, tl.trans(weight), up)
+            up = tl.dot(_block(second, start + column, SIZE, PARTS * BLOCK), x, up)
+    y = tl.sum(y, axis=0)
     if GATED:
-        y *= tl.sigmoid(y) * up
+        y *= tl.sigmoid(y) * tl.sum(up, axis=0)
     if ADD:
         y += old
     tl.store(place, y, mask=written)
@@ -382,8 +392,10 @@ def product(
     y = x.new_empty(batch, rows) if out is None else out
     named = {"SIZE": size, "GATED": gated, "ADD": out is not None, **dependent()}
     if batch > 1 and x.dtype != torch.float32:
-        height, width, warps, stages, ahead = BATCH_TILES[tile]
-        _batch_product[ceil_div(batch, TEXTS), ceil_div(rows, height)](
+        height, width, parts, warps, stages, ahead = BATCH_TILES[tile]
+        hopper = family() == "sm_90"
+        texts = 8 if hopper and batch <= 8 else 16
+        _batch_product[ceil_div(batch, texts), ceil_div(rows, height)](
             normalized(x, norm) if norm else x,
             weight,
             y,
@@ -391,10 +403,11 @@ def product(
             rows,
             ROWS=height,
             BLOCK=width,
-            TEXTS=TEXTS,
+            PARTS=parts,
+            TEXTS=texts,
             AHEAD=math.gcd(ahead, size),
             num_warps=warps,
-            num_stages=stages if family() == "sm_90" else 2,
+            num_stages=stages if hopper else 2,
             **named,
         )
         return y
