@@ -33,7 +33,6 @@ BOTH_VENDORS = {
     "_flash_attention_backward_queries",
     "_flash_attention_forward",
     "_linear_cross_entropy_loss_and_gradient",
-    "_norm",
     "_product",
     "_rms_norm_backward",
     "_rms_norm_dweight",
