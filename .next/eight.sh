@@ -1,5 +1,5 @@
 # eight.sh: products of eight texts that add up parts beside each other (branch "eight" in .next/v1), and with the norm inside
-# (branch "folded", .next/v2), beside main's in /tmp/tree. About 330 s on one H200.
+# (branch "folded", .next/v2), beside main's in /tmp/tree. About 400 s on one H200.
 cd /tmp/tree; export PYTHONPATH=/tmp/site:/tmp/tree PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=/tmp/tc; O=/tmp/out; S=$SECONDS
 said() { echo "== $* at $((SECONDS-S)) s" >> $O/log.txt; }
 cp -r .next/v1 /tmp/v1; cp -r .next/v2 /tmp/v2

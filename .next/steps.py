@@ -39,15 +39,19 @@ for n in ("parts", "folded"):
     print(n, "differs from main by", ((logits[n] - logits["main"]).abs().max() / logits["main"].abs().max()).item(), "same tokens:", (logits[n].argmax(1) == logits["main"].argmax(1)).sum().item(), "of 8", flush=True)
 searched = {}
 for n in ("parts", "folded"):
-    K = kernels[n]
-    best = min(measure(n) for _ in range(2))
+    K, products = kernels[n], json.load(open(f"/tmp/out/sweep_{n}.json"))["products"]
+    best = min(measure(n, 60) for _ in range(3))
     searched[n] = {"start": best}
-    for name in ("o", "gate_up", "qkv", "down", "head"):
-        for ahead in (0, 512, 2048):
+    for name in ("gate_up", "down", "o", "qkv", "head"):
+        ranked = sorted((v, eval(k)) for k, v in products[name].items() if isinstance(v, float))
+        tiles = list(dict.fromkeys(tile[:5] for _, tile in ranked))[:5]
+        for tile in (tile + (ahead,) for tile in tiles for ahead in (512, 0, 2048)):
             old = K.BATCH_TILES[name]
-            if ahead == old[5]: continue
-            K.BATCH_TILES[name] = old[:5] + (ahead,)
-            ms = searched[n][f"{name} {K.BATCH_TILES[name]}"] = min(measure(n) for _ in range(2))
+            if tile == old: continue
+            K.BATCH_TILES[name] = tile
+            try: ms = min(measure(n, 60) for _ in range(2))
+            except Exception as error: ms = 1e9
+            searched[n][f"{name} {tile}"] = ms
             if ms < best * 0.998: best = ms
             else: K.BATCH_TILES[name] = old
     print(n, best, K.BATCH_TILES, flush=True)
