@@ -1,4 +1,4 @@
-# two.sh: on two H200s, about 600 s. Version 4 under DDP and ZeRO-1 before (commit b6a6ef47 in .next/before) and after half a
+# two.sh: on two H200s, about 800 s. Version 4 under DDP and ZeRO-1 before (commit b6a6ef47 in .next/before) and after half a
 # block is updated at a time, in turns; FSDP captured at large; the tests that need two GPUs.
 cd /tmp/tree; export PYTHONUNBUFFERED=1 NCCL_NVLS_ENABLE=0 TRITON_CACHE_DIR=/tmp/tc; O=/tmp/out; S=$SECONDS
 said() { echo "== $* at $((SECONDS-S)) s" >> $O/log.txt; }
@@ -15,5 +15,10 @@ for i in 1 2 3; do for p in medium large; do for t in tree before; do
 done; done; done
 said fsdp
 for i in 1 2; do run v2_large_alone_$i /tmp/tree 1 $v2 --preset large --capture-step; for m in ddp fsdp; do run v2_large_${m}_$i /tmp/tree 2 $v2 --preset large --parallel $m --capture-step; done; done
+said traces
+trace() { # NAME SCRIPT FLAGS...
+  (cd /tmp/tree; PYTHONPATH=/tmp/site:/tmp/tree timeout 120 torchrun --standalone --nproc-per-node 2 $2 --use-amp --num-steps 12 --data synthetic --capture-step --enable-pytorch-profiler --profile-dir /tmp/trace_$1 "${@:3}" --metrics-out /tmp/trace_$1/run.json >> $O/two.txt 2>&1)
+  mkdir -p $O/trace_$1; for f in /tmp/trace_$1/trace*.json; do gzip -9 -c $f > $O/trace_$1/$(basename $f).gz; done; ls -la $O/trace_$1 >> $O/log.txt; }
+trace fsdp_medium $v2 --preset medium --parallel fsdp; trace fsdp_large $v2 --preset large --parallel fsdp; trace ddp_large $v4 --preset large --parallel ddp; trace zero1_medium $v4 --preset medium --parallel zero1
 said tests; PYTHONPATH=/tmp/site:/tmp/tree timeout 150 python3 -m pytest -q -n 4 -p no:cacheprovider tests/common/training/test_distributed.py > $O/tests_two.txt 2>&1; tail -n 5 $O/tests_two.txt >> $O/log.txt
 said end
