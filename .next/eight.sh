@@ -1,5 +1,5 @@
 # eight.sh: products of eight texts that add up parts beside each other (branch "eight" in .next/v1), and with the norm inside
-# (branch "folded", .next/v2), beside main's in /tmp/tree. About 400 s on one H200.
+# (branch "folded", .next/v2), beside main's in /tmp/tree. About 500 s on one H200.
 cd /tmp/tree; export PYTHONPATH=/tmp/site:/tmp/tree PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=/tmp/tc; O=/tmp/out; S=$SECONDS
 said() { echo "== $* at $((SECONDS-S)) s" >> $O/log.txt; }
 cp -r .next/v1 /tmp/v1; cp -r .next/v2 /tmp/v2
@@ -12,4 +12,5 @@ eight() { # TREE NAME PROMPT
   (cd $1; PYTHONPATH=/tmp/site:$1 python3 decoding/generate.py --preset large --tokens 128 --capture-step --measure-peak --prompt-tokens $3 --batch-size 8 --operations fused --metrics-out $O/$2_$3_$i.json >> $O/eight.txt 2>&1
    python3 -c "import json,sys; d=json.load(open(sys.argv[1])); print(sys.argv[1], d['token_ms'], d['bytes_per_second'])" $O/$2_$3_$i.json >> $O/log.txt); }
 for i in 1 2 3; do eight /tmp/tree main 512; for p in 512 1000; do eight /tmp/v1 parts $p; eight /tmp/v2 folded $p; done; done
+said fp8; python3 .next/fp8_gap.py >> $O/log.txt 2>> $O/err.txt
 said end
