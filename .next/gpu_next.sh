@@ -1,4 +1,4 @@
-# gpu_next.sh: what is still to be measured, on two H200s (about 1,600 s), or on one without its last part (about 680 s).
+# gpu_next.sh: what is still to be measured, on two H200s (about 1,350 s), or on one without its last part (about 680 s).
 #   . .whl/install.sh; mkdir -p /tmp/out; cp -r . /tmp/tree; setsid nohup bash /tmp/tree/.next/gpu_next.sh > /tmp/out/driver.txt 2>&1 & sleep 545; cat /tmp/out/log.txt; tar czf $OUT/o.tgz -C /tmp out
 # Then at once, again and again: for i in $(seq 110); do sleep 5; tar czf $OUT/o.tgz -C /tmp out; grep -q "== end of all" /tmp/out/log.txt && break; done; cat /tmp/out/log.txt
 # Before: bash .next/prepare.sh EIGHT FOLDED, the commits that the note names; .whl with install.sh; carry .whl and .next.

@@ -1,4 +1,4 @@
-# two.sh: on two H200s, about 800 s. Version 4 under DDP and ZeRO-1 before (commit b6a6ef47 in .next/before) and after half a
+# two.sh: on two H200s, about 650 s. Version 4 under DDP and ZeRO-1 before (commit b6a6ef47 in .next/before) and after half a
 # block is updated at a time, in turns; FSDP captured at large; the tests that need two GPUs.
 cd /tmp/tree; export PYTHONUNBUFFERED=1 NCCL_NVLS_ENABLE=0 TRITON_CACHE_DIR=/tmp/tc; O=/tmp/out; S=$SECONDS
 said() { echo "== $* at $((SECONDS-S)) s" >> $O/log.txt; }
@@ -9,7 +9,7 @@ run() { # NAME TREE PROCESSES SCRIPT FLAGS...
   python3 -c "import json,sys; d=json.load(open(sys.argv[1])); s=(d.get('run') or d)['step_ms']; print(sys.argv[1].split('/')[-1], s['median'], s['p20'], s['p80'])" $O/$1.json >> $O/log.txt 2>&1; }
 v4=version4_ultra_fused/tiny_llama_v4.py v2=version2_pytorch_fused/tiny_llama_v2.py
 said versions
-for i in 1 2 3; do for p in medium large; do for t in tree before; do
+for i in 1 2; do for p in medium large; do for t in tree before; do
   run v4_${p}_${t}_alone_$i /tmp/$t 1 $v4 --preset $p
   for m in ddp zero1; do run v4_${p}_${t}_${m}_$i /tmp/$t 2 $v4 --preset $p --parallel $m; done
 done; done; done
