@@ -37,6 +37,11 @@ for n in kernels:
     logits[n] = decoder.one().float()
 for n in ("parts", "folded"):
     print(n, "differs from main by", ((logits[n] - logits["main"]).abs().max() / logits["main"].abs().max()).item(), "same tokens:", (logits[n].argmax(1) == logits["main"].argmax(1)).sum().item(), "of 8", flush=True)
+class Warps:
+    """A kernel that is launched with another number of warps."""
+    def __init__(self, kernel, warps): self.kernel, self.warps = kernel, warps
+    def __getitem__(self, grid): return lambda *a, **k: self.kernel[grid](*a, **(k | {"num_warps": self.warps}))
+attention = {n: K._attend for n, K in kernels.items()}
 searched = {}
 for n in ("parts", "folded"):
     K, products = kernels[n], json.load(open(f"/tmp/out/sweep_{n}.json"))["products"]
@@ -55,6 +60,12 @@ for n in ("parts", "folded"):
             if ms < best * 0.998: best = ms
             else: K.BATCH_TILES[name] = old
     print(n, best, K.BATCH_TILES, flush=True)
+    for chunk, warps in ((128, 8), (128, 4), (64, 8), (64, 4), (256, 8), (256, 4)):
+        K.CHUNK, K._attend = (chunk, 64 << 10), Warps(attention[n], warps)
+        try: searched[n][f"attention {chunk} {warps}"] = min(measure(n, 60) for _ in range(2))
+        except Exception as error: searched[n][f"attention {chunk} {warps}"] = repr(error)[:80]
+    K.CHUNK, K._attend = (128, 16 << 10), attention[n]
+    print({k: v for k, v in searched[n].items() if "attention" in k}, flush=True)
 turns = {n: [] for n in kernels}
 for _ in range(5):
     for n in kernels: turns[n].append(measure(n))
