@@ -19,7 +19,6 @@ first ones, and that of several asks the L2 for them. Memory then waits less bet
 Sums are float32.
 """
 
-import math
 from collections.abc import Callable
 
 from tracepage.errors import UsageError
@@ -192,7 +191,7 @@ def _batch_product(
     first = weight_ptr + row.to(tl.int64)[:, None] * SIZE + column
     second = first + rows.to(tl.int64) * SIZE
     source = x_ptr + text[:, None] * SIZE + column
-    if DEPENDENT and AHEAD >= 64:
+    if DEPENDENT and AHEAD > 0:
         line = tl.minimum(row, rows - 1).to(tl.int64)[:, None] * SIZE
         line += (tl.arange(0, AHEAD // 64) * 64)[None, :]
         _fetch(weight_ptr + line)
@@ -392,7 +391,7 @@ def product(
             ROWS=height,
             BLOCK=width,
             TEXTS=TEXTS,
-            AHEAD=math.gcd(ahead, size),
+            AHEAD=ahead if ahead <= size else 0,
             num_warps=warps,
             num_stages=stages if family() == "sm_90" else 2,
             **named,

@@ -5,6 +5,7 @@ prints and records.
 import functools
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,6 +142,23 @@ def test_the_columns_past_the_last_whole_block_count(batch, dtype, monkeypatch):
         gated = torch.nn.functional.silu(first) * second
         close(decode_kernels.product("gate_up", x, weight, norm), gated)
         close(decode_kernels.product("down", x, weight, out=y.clone()), y + x @ weight.T)
+
+
+@runs_kernels
+@pytest.mark.parametrize("tile, size, columns", [("qkv", 512, 512), ("qkv", 256, 0), ("head", 512, 0)])
+def test_as_many_columns_as_a_tile_names_are_fetched_ahead_if_a_row_has_them(
+    tile, size, columns, monkeypatch
+):
+    launched = []
+
+    def launch(*arguments, **options) -> None:
+        launched.append(options["AHEAD"])
+
+    kernel = defaultdict(lambda: launch)  # by the grid
+    monkeypatch.setattr(decode_kernels, "_batch_product", kernel)
+    x, weight = (torch.zeros(shape, device=DEVICE).half() for shape in ((2, size), (16, size)))
+    decode_kernels.product(tile, x, weight)
+    assert launched == [columns]
 
 
 @runs_kernels
