@@ -145,7 +145,9 @@ def test_the_columns_past_the_last_whole_block_count(batch, dtype, monkeypatch):
 
 
 @runs_kernels
-@pytest.mark.parametrize("tile, size, columns", [("qkv", 512, 512), ("qkv", 256, 0), ("head", 512, 0)])
+@pytest.mark.parametrize(
+    "tile, size, columns", [("qkv", 512, 512), ("qkv", 256, 0), ("head", 512, 0)]
+)
 def test_as_many_columns_as_a_tile_names_are_fetched_ahead_if_a_row_has_them(
     tile, size, columns, monkeypatch
 ):
