@@ -8,10 +8,10 @@ inside of it.
                query heads of a key head; `_combine` adds up the chunks
     write      the likeliest token, behind the newest
 
-Of several texts a product reads its weights once for up to TEXTS: tensor cores multiply them with a
-token of each, or with zeros. The norm is a kernel of its own there, since in a product it stands
-between each load and its multiplication. In float32, which tensor cores round, each text has its
-own product.
+Of several texts a product reads its weights once for up to 16: tensor cores multiply them with a
+token of each. There the norm must not stand between a load and its multiplication. So whoever adds
+to x also writes x g, and sums of squares of x, from which the product then takes r. In float32,
+which tensor cores round, each text has its own product.
 
 A product must read each weight once, and weights do not depend on the token. So before it waits for
 the kernel before it (`version3_triton/kernels/dependent_launch.py`), that of one text loads the
@@ -20,6 +20,7 @@ Sums are float32.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from tracepage.errors import UsageError
 from version3_triton import kernels
@@ -43,17 +44,16 @@ TILES = {
     "down": (8, 2048, 8),
     "head": (8, 1024, 2),
 }
-# The same for several texts, the stages of the pipeline, and the columns that the L2 fetches ahead:
-# the fastest of 40 to 44 on an H200 (results/h200/decoding/ahead.json). Two stages fit into the
-# shared memory of all GPUs.
+# The rows, columns of a part, parts, warps, stages of the pipeline and columns that the L2 fetches
+# ahead for several texts: of 25 for each product, and of the best of those in a step, the fastest
+# on an H200 (results/h200/decoding/parts.json). Two stages take at most 48 KiB of shared memory.
 BATCH_TILES = {
-    "qkv": (16, 512, 2, 4, 512),
-    "o": (16, 512, 2, 6, 512),
-    "gate_up": (16, 256, 2, 4, 512),
-    "down": (16, 512, 2, 6, 512),
-    "head": (64, 128, 4, 6, 0),
+    "qkv": (32, 128, 4, 4, 4, 512),
+    "o": (16, 128, 4, 4, 6, 512),
+    "gate_up": (16, 64, 4, 4, 4, 512),
+    "down": (16, 128, 4, 4, 6, 512),
+    "head": (16, 128, 2, 2, 6, 0),
 }
-TEXTS = 16  # of a program: tensor cores take no fewer
 
 
 @triton.jit
@@ -134,26 +134,6 @@ def _product(
 
 
 @triton.jit
-def _norm(
-    x_ptr,  # [B, SIZE]
-    weight_ptr,  # [SIZE]
-    y_ptr,  # [B, SIZE]
-    eps,  # added to the mean square
-    SIZE: tl.constexpr,  # elements of a text's x
-    BLOCK: tl.constexpr,  # SIZE, rounded up to a power of two
-    DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
-):
-    """A program for each text."""
-    column = tl.arange(0, BLOCK)
-    weight = read(weight_ptr + column, column < SIZE)
-    _wait(DEPENDENT)
-    place = tl.program_id(0) * SIZE + column
-    x = read(x_ptr + place, column < SIZE)
-    y = x / tl.sqrt(tl.sum(x * x) / SIZE + eps) * weight
-    tl.store(y_ptr + place, y, mask=column < SIZE)
-
-
-@triton.jit
 def _fetch(pointers):
     """Asks the L2 for lines of 128 bytes."""
     tl.inline_asm_elementwise(
@@ -167,55 +147,96 @@ def _fetch(pointers):
 
 
 @triton.jit
+def _block(pointer, column, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """The columns of a block; those past SIZE are 0."""
+    if SIZE % BLOCK == 0:
+        return tl.load(pointer + column)
+    return tl.load(pointer + column, mask=column < SIZE, other=0.0)
+
+
+@triton.jit
+def _hand_on(x, gain, scaled_ptr, place, valid):
+    """Stores x g for the next norm, and returns the squares of x, each as x is stored."""
+    x = tl.where(valid, x.to(scaled_ptr.dtype.element_ty).to(tl.float32), 0.0)
+    tl.store(scaled_ptr + place, x * gain, mask=valid)
+    return x * x
+
+
+@triton.jit
 def _batch_product(
     x_ptr,  # [texts, SIZE]
+    squares_ptr,  # [texts, programs]: of x before g; or None
     weight_ptr,  # [rows, SIZE], or twice as many rows
     y_ptr,  # [texts, rows]
+    next_norm_ptr,  # [rows]: g of the norm after this product; or None
+    scaled_ptr,  # [texts, rows]: y g
+    next_squares_ptr,  # [texts, programs of this launch]
     texts,  # B
     rows,  # elements of y for each text
+    programs,  # sums of squares of a text
+    eps,  # added to the mean square
     SIZE: tl.constexpr,  # elements of x for each text
+    NORM: tl.constexpr,  # whether x is normalized
     GATED: tl.constexpr,  # whether there are two halves of W
     ADD: tl.constexpr,  # whether the product is added to y
     ROWS: tl.constexpr,  # rows of a program
-    BLOCK: tl.constexpr,  # columns at a time
+    BLOCK: tl.constexpr,  # columns of a part, at a time
+    PARTS: tl.constexpr,  # sums that a program adds up beside each other
     TEXTS: tl.constexpr,  # texts of a program
     AHEAD: tl.constexpr,  # columns that the L2 fetches before the wait
+    PROGRAMS: tl.constexpr,  # programs, rounded up to a power of two
     DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
-    """`_product` of several texts, without a norm. Later blocks are loaded during a product."""
+    """`_product` of several texts. Later blocks are loaded during a product.
+
+    A tensor core adds to one sum after another, and each waits for the one before. So each warp
+    has columns, and sums, of its own.
+    """
     text = tl.program_id(0) * TEXTS + tl.arange(0, TEXTS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK)[None, :]
-    valid = (row < rows)[:, None]
-    here = (text < texts)[:, None]
-    first = weight_ptr + row.to(tl.int64)[:, None] * SIZE + column
+    line = tl.minimum(row, rows - 1).to(tl.int64) * SIZE
+    part = tl.arange(0, PARTS)[:, None, None] * BLOCK
+    column = part + tl.arange(0, BLOCK)[None, None, :]
+    first = weight_ptr + line[None, :, None]
     second = first + rows.to(tl.int64) * SIZE
-    source = x_ptr + text[:, None] * SIZE + column
+    source = x_ptr + tl.minimum(text, texts - 1)[None, :, None] * SIZE
     if DEPENDENT and AHEAD > 0:
-        line = tl.minimum(row, rows - 1).to(tl.int64)[:, None] * SIZE
-        line += (tl.arange(0, AHEAD // 64) * 64)[None, :]
-        _fetch(weight_ptr + line)
+        ahead = weight_ptr + line[:, None] + (tl.arange(0, AHEAD // 64) * 64)[None, :]
+        _fetch(ahead)
         if GATED:
-            _fetch(weight_ptr + rows.to(tl.int64) * SIZE + line)
-    _wait(DEPENDENT)
-    place = y_ptr + text[:, None] * rows + row[None, :]
-    written = here & (row < rows)[None, :]
+            _fetch(ahead + rows.to(tl.int64) * SIZE)
     if ADD:
-        old = read(place, written)
-    y = tl.zeros((TEXTS, ROWS), tl.float32)
-    up = tl.zeros((TEXTS, ROWS), tl.float32)
-    for start in tl.range(0, SIZE, BLOCK):
-        inside = start + column < SIZE
-        x = tl.load(source + start, mask=here & inside, other=0.0)
-        y = tl.dot(x, tl.trans(tl.load(first + start, mask=valid & inside, other=0.0)), y)
+        gain = read(next_norm_ptr + row, row < rows)[:, None]
+    _wait(DEPENDENT)
+    place = text[None, :] * rows + row[:, None]
+    written = (text < texts)[None, :] & (row < rows)[:, None]
+    if ADD:
+        old = read(y_ptr + place, written)
+    if NORM:
+        program = tl.arange(0, PROGRAMS)[None, :]
+        summed = (text < texts)[:, None] & (program < programs)
+        squares = read(squares_ptr + text[:, None] * programs + program, summed)
+    y = tl.zeros((PARTS, ROWS, TEXTS), tl.float32)
+    up = tl.zeros((PARTS, ROWS, TEXTS), tl.float32)
+    for start in tl.range(0, SIZE, PARTS * BLOCK):
+        x = tl.permute(_block(source, start + column, SIZE, PARTS * BLOCK), (0, 2, 1))
+        y = tl.dot(_block(first, start + column, SIZE, PARTS * BLOCK), x, y)
         if GATED:
-            weight = tl.load(second + start, mask=valid & inside, other=0.0)
-            up = tl.dot(x, tl.trans(weight), up)
+            up = tl.dot(_block(second, start + column, SIZE, PARTS * BLOCK), x, up)
+    y = tl.sum(y, axis=0)
+    up = tl.sum(up, axis=0)
+    if NORM:
+        scale = 1 / tl.sqrt(tl.sum(squares, axis=1) / SIZE + eps)[None, :]
+        y *= scale
+        up *= scale
     if GATED:
         y *= tl.sigmoid(y) * up
     if ADD:
         y += old
-    tl.store(place, y, mask=written)
+        squares = _hand_on(y, gain, scaled_ptr, place, written)
+        next_place = text * tl.num_programs(1) + tl.program_id(1)
+        tl.store(next_squares_ptr + next_place, tl.sum(squares, axis=0), mask=text < texts)
+    tl.store(y_ptr + place, y, mask=written)
 
 
 @triton.jit
@@ -324,17 +345,26 @@ def _embed(
     position_ptr,  # [B]: the tokens'
     table_ptr,  # [V, size]
     x_ptr,  # [B, size]
+    norm_ptr,  # [size]: g of the first norm; or None
+    scaled_ptr,  # [B, size]: x g
+    squares_ptr,  # [B, programs of a text]
     length,  # T
     size,  # D
     BLOCK: tl.constexpr,  # elements of a program
+    SCALED: tl.constexpr,  # whether x g and squares are written
     DEPENDENT: tl.constexpr = False,  # whether the launch is dependent
 ):
     _wait(DEPENDENT)
     text = tl.program_id(1)
     token = tl.load(ids_ptr + text * length + tl.load(position_ptr + text))
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(table_ptr + token * size + column, mask=column < size)
-    tl.store(x_ptr + text * size + column, x, mask=column < size)
+    valid = column < size
+    x = tl.load(table_ptr + token * size + column, mask=valid)
+    place = text * size + column
+    tl.store(x_ptr + place, x, mask=valid)
+    if SCALED:
+        squares = _hand_on(x, read(norm_ptr + column, valid), scaled_ptr, place, valid)
+        tl.store(squares_ptr + text * tl.num_programs(0) + tl.program_id(0), tl.sum(squares))
 
 
 @triton.jit
@@ -360,45 +390,46 @@ def _write(
     tl.store(position_ptr + text, position)
 
 
-def normalized(x: Tensor, norm: nn.Module) -> Tensor:
-    """The norm of x: [B, D]."""
-    batch, size = x.shape
-    y = torch.empty_like(x)
-    block = triton.next_power_of_2(size)
-    _norm[batch,](x, norm.weight, y, norm.eps, SIZE=size, BLOCK=block, num_warps=8, **dependent())
+class Stream(NamedTuple):
+    """The residual stream of a token of each text, and, of several, what the next norm needs."""
+
+    x: Tensor  # [B, D]
+    scaled: Tensor | None  # [B, D]: x g
+    squares: Tensor | None  # [B, programs]: sums of squares of x, float32
+
+
+def product(tile: str, stream: Stream, weight: Tensor, norm: nn.Module) -> Tensor:
+    """weight [N, D] times the norm of the stream: [B, N]; for "gate_up" SwiGLU of the halves,
+    [B, N / 2].
+    """
+    rows = weight.shape[0] // (2 if tile == "gate_up" else 1)
+    y = stream.x.new_empty(len(stream.x), rows)
+    if stream.scaled is None:
+        _multiply_each(tile, stream.x, weight, y, norm)
+    else:
+        _multiply_together(tile, stream.scaled, weight, y, stream.squares, norm)
     return y
 
 
-def product(
-    tile: str, x: Tensor, weight: Tensor, norm: nn.Module | None = None, out: Tensor | None = None
-) -> Tensor:
-    """weight [N, K] times x [B, K] or its norm, added to `out` if there is one: [B, N]; for
-    "gate_up" SwiGLU of the halves, [B, N / 2].
-    """
-    batch, size = x.shape
-    gated = tile == "gate_up"
-    rows = weight.shape[0] // (2 if gated else 1)
-    y = x.new_empty(batch, rows) if out is None else out
-    named = {"SIZE": size, "GATED": gated, "ADD": out is not None, **dependent()}
-    if batch > 1 and x.dtype != torch.float32:
-        height, width, warps, stages, ahead = BATCH_TILES[tile]
-        _batch_product[ceil_div(batch, TEXTS), ceil_div(rows, height)](
-            normalized(x, norm) if norm else x,
-            weight,
-            y,
-            batch,
-            rows,
-            ROWS=height,
-            BLOCK=width,
-            TEXTS=TEXTS,
-            AHEAD=ahead if ahead <= size else 0,
-            num_warps=warps,
-            num_stages=stages if family() == "sm_90" else 2,
-            **named,
-        )
-        return y
+def add(tile: str, x: Tensor, weight: Tensor, stream: Stream, next_norm: nn.Module) -> Stream:
+    """Adds weight [D, K] times x [B, K] to the stream, which `next_norm` then reads."""
+    if stream.scaled is None:
+        _multiply_each(tile, x, weight, stream.x)
+        return stream
+    programs = ceil_div(weight.shape[0], BATCH_TILES[tile][0])
+    squares = x.new_empty(len(x), programs, dtype=torch.float32)
+    following = stream._replace(scaled=torch.empty_like(stream.x), squares=squares)
+    _multiply_together(tile, x, weight, stream.x, following=following, next_norm=next_norm)
+    return following
+
+
+def _multiply_each(
+    tile: str, x: Tensor, weight: Tensor, y: Tensor, norm: nn.Module | None = None
+) -> None:
+    """Each text alone: y = W norm(x), or without a norm y += W x."""
     height, width, warps = TILES[tile]
-    for text in range(batch):
+    rows = y.shape[1]
+    for text in range(len(x)):
         _product[ceil_div(rows, height),](
             x[text],
             norm.weight if norm else None,
@@ -406,13 +437,60 @@ def product(
             y[text],
             rows,
             norm.eps if norm else 0.0,
+            SIZE=x.shape[1],
             NORM=norm is not None,
+            GATED=tile == "gate_up",
+            ADD=norm is None,
             ROWS=height,
             BLOCK=width,
             num_warps=warps,
-            **named,
+            **dependent(),
         )
-    return y
+
+
+def _multiply_together(
+    tile: str,
+    x: Tensor,
+    weight: Tensor,
+    y: Tensor,
+    squares: Tensor | None = None,
+    norm: nn.Module | None = None,
+    following: Stream | None = None,
+    next_norm: nn.Module | None = None,
+) -> None:
+    """All texts: y = W x r, with r from the squares, or y += W x, from which `following` is."""
+    height, width, parts, warps, stages, ahead = BATCH_TILES[tile]
+    batch, size = x.shape
+    rows = y.shape[1]
+    programs = 1 if squares is None else squares.shape[1]
+    hopper = family() == "sm_90"
+    texts = 8 if hopper and batch <= 8 else 16
+    _batch_product[ceil_div(batch, texts), ceil_div(rows, height)](
+        x,
+        squares,
+        weight,
+        y,
+        next_norm.weight if next_norm else None,
+        following.scaled if following else None,
+        following.squares if following else None,
+        batch,
+        rows,
+        programs,
+        norm.eps if norm else 0.0,
+        SIZE=size,
+        NORM=norm is not None,
+        GATED=tile == "gate_up",
+        ADD=norm is None,
+        ROWS=height,
+        BLOCK=width,
+        PARTS=parts,
+        TEXTS=texts,
+        AHEAD=ahead if ahead <= size else 0,
+        PROGRAMS=triton.next_power_of_2(programs),
+        num_warps=warps,
+        num_stages=stages if hopper else 2,
+        **dependent(),
+    )
 
 
 def attend(
@@ -460,15 +538,34 @@ def attend(
     return out
 
 
-def embed(ids: Tensor, positions: Tensor, table: Tensor) -> Tensor:
-    """The rows of table, [V, D], of the tokens of ids, [B, T], at their positions, [B]: [B, D]."""
+def embed(ids: Tensor, positions: Tensor, table: Tensor, norm: nn.Module) -> Stream:
+    """The rows of table, [V, D], of the tokens of ids, [B, T], at their positions, [B], which
+    `norm` reads first.
+    """
     batch, length = ids.shape
     size = table.shape[1]
+    block = 512
     x = table.new_empty(batch, size)
-    _embed[ceil_div(size, 512), batch](
-        ids, positions, table, x, length, size, BLOCK=512, num_warps=2, **dependent()
+    stream = Stream(x, None, None)
+    if batch > 1 and x.dtype != torch.float32:
+        squares = x.new_empty(batch, ceil_div(size, block), dtype=torch.float32)
+        stream = Stream(x, torch.empty_like(x), squares)
+    _embed[ceil_div(size, block), batch](
+        ids,
+        positions,
+        table,
+        x,
+        norm.weight,
+        stream.scaled,
+        stream.squares,
+        length,
+        size,
+        BLOCK=block,
+        SCALED=stream.scaled is not None,
+        num_warps=2,
+        **dependent(),
     )
-    return x
+    return stream
 
 
 def write(logits: Tensor, ids: Tensor, positions: Tensor) -> None:
@@ -495,19 +592,24 @@ def fused(decoder) -> tuple[Callable[[], Tensor], Callable[[Tensor], None]]:
     if reason:
         raise UsageError(f"--operations fused: {reason}")
 
+    model = decoder.model
+    # what reads the stream after each layer
+    next_norms = [layer.input_layernorm for layer in model.layers[1:]] + [model.norm]
+
     @torch.no_grad()
     def one() -> Tensor:  # [B, V]
-        x = embed(decoder.ids, decoder.positions, decoder.model.embed_tokens.weight)  # [B, D]
-        for layer, keys, values in zip(
-            decoder.model.layers, decoder.keys, decoder.values, strict=True
+        first_norm = model.layers[0].input_layernorm
+        x = embed(decoder.ids, decoder.positions, model.embed_tokens.weight, first_norm)
+        for layer, next_norm, keys, values in zip(
+            model.layers, next_norms, decoder.keys, decoder.values, strict=True
         ):
-            qkv = product("qkv", x, layer.self_attn.qkv_proj.weight, layer.input_layernorm)
+            attention, feed_forward = layer.self_attn, layer.mlp
+            middle_norm = layer.post_attention_layernorm
+            qkv = product("qkv", x, attention.qkv_proj.weight, layer.input_layernorm)
             out = attend(qkv, keys, values, decoder.positions, decoder.tables)
-            product("o", out, layer.self_attn.o_proj.weight, out=x)
-            hidden = product(
-                "gate_up", x, layer.mlp.gate_up_proj.weight, layer.post_attention_layernorm
-            )
-            product("down", hidden, layer.mlp.down_proj.weight, out=x)
-        return product("head", x, decoder.model.lm_head.weight, decoder.model.norm)
+            x = add("o", out, attention.o_proj.weight, x, middle_norm)
+            hidden = product("gate_up", x, feed_forward.gate_up_proj.weight, middle_norm)
+            x = add("down", hidden, feed_forward.down_proj.weight, x, next_norm)
+        return product("head", x, model.lm_head.weight, model.norm)
 
     return one, lambda logits: write(logits, decoder.ids, decoder.positions)

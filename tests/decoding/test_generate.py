@@ -129,19 +129,29 @@ def test_the_fused_step_is_that_of_the_model(heads, kv_heads, dim, prompt, batch
 def test_the_columns_past_the_last_whole_block_count(batch, dtype, monkeypatch):
     """Products whose blocks of columns do not fill the last."""
     monkeypatch.setattr(decode_kernels, "TILES", dict.fromkeys(decode_kernels.TILES, (4, 256, 2)))
-    norm = tiny_llama_v1.RMSNorm(600, 1e-5).to(DEVICE, dtype)
+    norm, next_norm = (tiny_llama_v1.RMSNorm(size, 1e-5).to(DEVICE, dtype) for size in (600, 22))
     torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(next_norm.weight)
     sizes = ((batch, 600), (22, 600), (batch, 22))
     x, weight, y = (torch.randn(size, device=DEVICE).to(dtype) for size in sizes)
     weight /= 600**0.5
     first, second = (norm(x) @ weight.T).chunk(2, dim=1)
     error = 1e-4 if dtype == torch.float32 else 2e-2
     close = functools.partial(torch.testing.assert_close, rtol=error, atol=error)
+    together = batch > 1 and dtype != torch.float32
+    stream = decode_kernels.Stream(x, None, None)
+    if together:
+        squares = x.float().square().unflatten(1, (3, 200)).sum(2)
+        stream = decode_kernels.Stream(x, x * norm.weight, squares)
     with torch.no_grad():
-        close(decode_kernels.product("qkv", x, weight, norm), norm(x) @ weight.T)
+        close(decode_kernels.product("qkv", stream, weight, norm), norm(x) @ weight.T)
         gated = torch.nn.functional.silu(first) * second
-        close(decode_kernels.product("gate_up", x, weight, norm), gated)
-        close(decode_kernels.product("down", x, weight, out=y.clone()), y + x @ weight.T)
+        close(decode_kernels.product("gate_up", stream, weight, norm), gated)
+        added = decode_kernels.add("down", x, weight, stream._replace(x=y.clone()), next_norm)
+        close(added.x, y + x @ weight.T)
+        if together:
+            close(added.scaled, added.x * next_norm.weight)
+            close(added.squares.sum(1), added.x.float().square().sum(1))
 
 
 @runs_kernels
@@ -159,7 +169,8 @@ def test_as_many_columns_as_a_tile_names_are_fetched_ahead_if_a_row_has_them(
     kernel = defaultdict(lambda: launch)  # by the grid
     monkeypatch.setattr(decode_kernels, "_batch_product", kernel)
     x, weight = (torch.zeros(shape, device=DEVICE).half() for shape in ((2, size), (16, size)))
-    decode_kernels.product(tile, x, weight)
+    stream = decode_kernels.Stream(x, x, torch.zeros(2, 1, device=DEVICE))
+    decode_kernels.product(tile, stream, weight, tiny_llama_v1.RMSNorm(size, 1e-5))
     assert launched == [columns]
 
 
@@ -168,8 +179,15 @@ def test_as_many_columns_as_a_tile_names_are_fetched_ahead_if_a_row_has_them(
 def test_each_text_goes_on_from_the_row_of_its_newest_token(size):
     ids = torch.tensor([[3, 1, 4], [1, 5, 2]], device=DEVICE)
     positions = torch.tensor([1, 2], device=DEVICE)
-    table = torch.randn(6, size, device=DEVICE)
-    assert torch.equal(decode_kernels.embed(ids, positions, table), table[[1, 2]])
+    table = torch.randn(6, size, device=DEVICE).half()
+    norm = tiny_llama_v1.RMSNorm(size, 1e-5).to(DEVICE).half()
+    torch.nn.init.normal_(norm.weight)
+    rows = table[[1, 2]]
+    with torch.no_grad():
+        x, scaled, squares = decode_kernels.embed(ids, positions, table, norm)
+        torch.testing.assert_close(scaled, rows * norm.weight)
+    assert torch.equal(x, rows)
+    torch.testing.assert_close(squares.sum(1), rows.float().square().sum(1))
 
 
 @runs_kernels
