@@ -84,7 +84,7 @@ def trained(
     precision = Precision(CPU, amp)
     model = preparation.move_model(version.make_model(options), CPU, kind)
     if form:
-        model = distributed.parallel_model(model, form)
+        model = distributed.parallel_model(model, form, precision.dtype)
     optimizer = version.make_optimizer(model, options)
     if form:
         optimizer = distributed.parallel_optimizer(optimizer, form)

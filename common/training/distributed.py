@@ -5,14 +5,14 @@
     zero1  the same, but each process updates its share of the weights and then sends them to the
            others (Rajbhandari et al. 2020, arXiv:1910.02054, stage 1), so the moments of AdamW are
            stored once in the whole job
-    fsdp   fully_shard: also weights and gradients are stored once; a block's weights are gathered
-           before they are used
+    fsdp   fully_shard: also weights and gradients are stored once; the weights of an attention or
+           a feed-forward network are gathered before they are used
 
 The processes agree about everything that one of them could decide alone: the loss that is shown
 (the mean over all sequences), a signal that ends the run, a gradient that is missing. They do so
 between steps, at `Meetings` about a second apart, so no measured step has a collective that
 training does not need. Mixed precision is the same autocast in every form, so all compute the same
-numbers; fully_shard gathers the float32 weights, twice the bytes of weights in bf16.
+numbers: what fully_shard gathers has the format that autocast would cast it to.
 """
 
 import contextlib
@@ -188,7 +188,7 @@ class Replica:
         return self.parallel(input_ids, targets)
 
 
-def parallel_model(model: Model, form: str) -> Model:
+def parallel_model(model: Model, form: str, dtype: torch.dtype) -> Model:
     """The model in the form that a training step calls; fully_shard changes it in place. Called
     before the optimizer is made.
 
@@ -196,15 +196,22 @@ def parallel_model(model: Model, form: str) -> Model:
         model: on the process's device, with `layers`, its blocks, and `loss`. It stays as it is if
             its attribute `optimizer_communicates` is true.
         form: of `ranks.FORMS`.
+        dtype: of matrix products.
     """
     if getattr(model, "optimizer_communicates", False):
         return model
     if form in ("ddp", "zero1"):
         return cast(Model, Replica(model))
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import (
+        MixedPrecisionPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
 
+    products = MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in cast(nn.ModuleList, model.layers):
-        fully_shard(block)
+        fully_shard(cast(nn.Module, block.self_attn), mp_policy=products)
+        fully_shard(cast(nn.Module, block.mlp), mp_policy=products)
     fully_shard(model)
     register_fsdp_forward_method(model, "loss")
     return model

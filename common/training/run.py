@@ -221,7 +221,7 @@ class Run:
         # Gradients are added up on the stream of this line in every later step.
         captured = bool(options.capture_step)
         with devices.stream_before_capture() if captured else nullcontext():
-            return distributed.parallel_model(model, options.parallel)
+            return distributed.parallel_model(model, options.parallel, self.precision.dtype)
 
     def wrap_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """The optimizer, not stepped yet, as a captured step or several processes need it."""
