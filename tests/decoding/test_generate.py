@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers.implementations import ByteLevelBPETokenizer
 
 pytest.importorskip("triton")
-from decoding import decode_kernels, generate
+from decoding import decode_kernels, decode_products, generate
 from version1_pytorch_baseline import tiny_llama_v1
 
 SCRIPT = ROOT / "decoding/generate.py"
@@ -128,7 +128,7 @@ def test_the_fused_step_is_that_of_the_model(heads, kv_heads, dim, prompt, batch
 )
 def test_the_columns_past_the_last_whole_block_count(batch, dtype, monkeypatch):
     """Products whose blocks of columns do not fill the last."""
-    monkeypatch.setattr(decode_kernels, "TILES", dict.fromkeys(decode_kernels.TILES, (4, 256, 2)))
+    monkeypatch.setattr(decode_products, "TILES", dict.fromkeys(decode_products.TILES, (4, 256, 2)))
     norm, next_norm = (tiny_llama_v1.RMSNorm(size, 1e-5).to(DEVICE, dtype) for size in (600, 22))
     torch.nn.init.normal_(norm.weight)
     torch.nn.init.normal_(next_norm.weight)
@@ -139,15 +139,15 @@ def test_the_columns_past_the_last_whole_block_count(batch, dtype, monkeypatch):
     error = 1e-4 if dtype == torch.float32 else 2e-2
     close = functools.partial(torch.testing.assert_close, rtol=error, atol=error)
     together = batch > 1 and dtype != torch.float32
-    stream = decode_kernels.Stream(x, None, None)
+    stream = decode_products.Stream(x, None, None)
     if together:
         squares = x.float().square().unflatten(1, (3, 200)).sum(2)
-        stream = decode_kernels.Stream(x, x * norm.weight, squares)
+        stream = decode_products.Stream(x, x * norm.weight, squares)
     with torch.no_grad():
-        close(decode_kernels.product("qkv", stream, weight, norm), norm(x) @ weight.T)
+        close(decode_products.product("qkv", stream, weight, norm), norm(x) @ weight.T)
         gated = torch.nn.functional.silu(first) * second
-        close(decode_kernels.product("gate_up", stream, weight, norm), gated)
-        added = decode_kernels.add("down", x, weight, stream._replace(x=y.clone()), next_norm)
+        close(decode_products.product("gate_up", stream, weight, norm), gated)
+        added = decode_products.add("down", x, weight, stream._replace(x=y.clone()), next_norm)
         close(added.x, y + x @ weight.T)
         if together:
             close(added.scaled, added.x * next_norm.weight)
@@ -167,10 +167,10 @@ def test_as_many_columns_as_a_tile_names_are_fetched_ahead_if_a_row_has_them(
         launched.append(options["AHEAD"])
 
     kernel = defaultdict(lambda: launch)  # by the grid
-    monkeypatch.setattr(decode_kernels, "_batch_product", kernel)
+    monkeypatch.setattr(decode_products, "_batch_product", kernel)
     x, weight = (torch.zeros(shape, device=DEVICE).half() for shape in ((2, size), (16, size)))
-    stream = decode_kernels.Stream(x, x, torch.zeros(2, 1, device=DEVICE))
-    decode_kernels.product(tile, stream, weight, tiny_llama_v1.RMSNorm(size, 1e-5))
+    stream = decode_products.Stream(x, x, torch.zeros(2, 1, device=DEVICE))
+    decode_products.product(tile, stream, weight, tiny_llama_v1.RMSNorm(size, 1e-5))
     assert launched == [columns]
 
 
