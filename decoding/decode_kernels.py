@@ -281,17 +281,17 @@ def fused(decoder) -> tuple[Callable[[], Tensor], Callable[[Tensor], None]]:
     @torch.no_grad()
     def one() -> Tensor:  # [B, V]
         first_norm = model.layers[0].input_layernorm
-        x = embed(decoder.ids, decoder.positions, model.embed_tokens.weight, first_norm)
+        stream = embed(decoder.ids, decoder.positions, model.embed_tokens.weight, first_norm)
         for layer, next_norm, keys, values in zip(
             model.layers, next_norms, decoder.keys, decoder.values, strict=True
         ):
             attention, feed_forward = layer.self_attn, layer.mlp
             middle_norm = layer.post_attention_layernorm
-            qkv = product("qkv", x, attention.qkv_proj.weight, layer.input_layernorm)
+            qkv = product("qkv", stream, attention.qkv_proj.weight, layer.input_layernorm)
             out = attend(qkv, keys, values, decoder.positions, decoder.tables)
-            x = add("o", out, attention.o_proj.weight, x, middle_norm)
-            hidden = product("gate_up", x, feed_forward.gate_up_proj.weight, middle_norm)
-            x = add("down", hidden, feed_forward.down_proj.weight, x, next_norm)
-        return product("head", x, model.lm_head.weight, model.norm)
+            stream = add("o", out, attention.o_proj.weight, stream, middle_norm)
+            hidden = product("gate_up", stream, feed_forward.gate_up_proj.weight, middle_norm)
+            stream = add("down", hidden, feed_forward.down_proj.weight, stream, next_norm)
+        return product("head", stream, model.lm_head.weight, model.norm)
 
     return one, lambda logits: write(logits, decoder.ids, decoder.positions)
