@@ -1,7 +1,8 @@
 """A decode step in six kernels a layer: what stands around a matrix-vector product is computed
-inside of it (`decode_products.py`).
+inside of it.
 
     embed      x = the newest token's row of the embedding
+    product    and `add`, four a layer and the head: `decode_products.py`
     attend     turns q and k, writes k and v into the cache, and attends to a chunk of it, for all
                query heads of a key head; `_combine` adds up the chunks
     write      the likeliest token, behind the newest

@@ -5,9 +5,9 @@
     add        y += W x
 
 Of several texts a product reads its weights once for up to 16: tensor cores multiply them with a
-token of each. There the norm must not stand between a load and its multiplication. So whoever adds
-to x also writes x g, and sums of squares of x, from which the product then takes r. In float32,
-which tensor cores round, each text has its own product.
+token of each. There the norm must not stand between a load and its multiplication. So a kernel that
+adds to x also writes x g, and sums of squares of x, from which the product then takes r. In
+float32, which tensor cores round, each text has its own product.
 
 A product must read each weight once, and weights do not depend on the token. So before it waits for
 the kernel before it (`version3_triton/kernels/dependent_launch.py`), that of one text loads the
@@ -37,8 +37,9 @@ TILES = {
     "head": (8, 1024, 2),
 }
 # The rows, columns of a part, parts, warps, stages of the pipeline and columns that the L2 fetches
-# ahead for several texts: of 25 for each product, and of the best of those in a step, the fastest
-# on an H200 (results/h200/decoding/parts.json). Two stages take at most 48 KiB of shared memory.
+# ahead for several texts: the best of 25 for each product, compared in a step, and of those the
+# fastest on an H200 or within 0.2% of it (results/h200/decoding/parts.json). Two stages take at
+# most 48 KiB of shared memory.
 BATCH_TILES = {
     "qkv": (32, 128, 4, 4, 4, 512),
     "o": (16, 128, 4, 4, 6, 512),

@@ -193,8 +193,8 @@ def parallel_model(model: Model, form: str, dtype: torch.dtype) -> Model:
     before the optimizer is made.
 
     Args:
-        model: on the process's device, with `layers`, its blocks, and `loss`. It stays as it is if
-            its attribute `optimizer_communicates` is true.
+        model: on the process's device, with `loss` and `layers`, its blocks of `self_attn` and
+            `mlp`. It stays as it is if its attribute `optimizer_communicates` is true.
         form: of `ranks.FORMS`.
         dtype: of matrix products.
     """
@@ -210,8 +210,8 @@ def parallel_model(model: Model, form: str, dtype: torch.dtype) -> Model:
 
     products = MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in cast(nn.ModuleList, model.layers):
-        fully_shard(cast(nn.Module, block.self_attn), mp_policy=products)
-        fully_shard(cast(nn.Module, block.mlp), mp_policy=products)
+        for sublayer in (block.self_attn, block.mlp):
+            fully_shard(cast(nn.Module, sublayer), mp_policy=products)
     fully_shard(model)
     register_fsdp_forward_method(model, "loss")
     return model

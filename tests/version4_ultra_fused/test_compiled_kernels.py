@@ -13,13 +13,13 @@ pytest.importorskip("triton", reason="needs Triton")
 from version3_triton.kernels import launch_sizes
 
 SHARED_KIB = {"gfx90a": 64, "gfx942": 64, "gfx950": 64, "sm_75": 64, "sm_90": 227}
-# kernels that spill, by the hidden size: at head dimension 80, and one register of the down
-# projection of several texts, which Triton 3.6 does not spill
+# the bytes that kernels spill at most, by the hidden size: at head dimension 80, and one register of
+# the down projection of several texts, which Triton 3.6 does not spill
 KNOWN = {
     "sm_90": {
-        ("_flash_attention_backward_queries", 240),
-        ("_flash_attention_backward_keys", 240),
-        ("_batch_product", 2048),
+        ("_flash_attention_backward_queries", 240): 16,
+        ("_flash_attention_backward_keys", 240): 8,
+        ("_batch_product", 2048): 8,
     }
 }
 BOTH_VENDORS = {
@@ -60,8 +60,9 @@ def compiled(run_script, target: str, dtypes: str, *which: str) -> list[dict]:
     rows = json.loads(
         run_script("-m", "tests.offline", target, dtypes, *which, seconds=1800, **variables).stdout
     )
-    spilled = {(row["kernel"], row["hidden_size"]) for row in rows if row["spills"]}
-    assert spilled <= KNOWN.get(target, set()), [row for row in rows if row["spills"]]
+    known = KNOWN.get(target, {})
+    for row in rows:
+        assert row["spills"] <= known.get((row["kernel"], row["hidden_size"]), 0), row
     assert max(row["shared_bytes"] for row in rows) <= SHARED_KIB[target] << 10
     return rows
 
