@@ -163,6 +163,7 @@ def main() -> None:
     cases += [
         ("v2", "ddp", None, "block"),
         ("v2", "fsdp", None, "selective"),
+        ("v2", "fsdp", None, "block"),
         ("v3", "zero1", None, "block"),
         ("v4", "ddp"),
         ("v4", "zero1"),

@@ -5,8 +5,8 @@
     zero1  the same, but each process updates its share of the weights and then sends them to the
            others (Rajbhandari et al. 2020, arXiv:1910.02054, stage 1), so the moments of AdamW are
            stored once in the whole job
-    fsdp   fully_shard: also weights and gradients are stored once; the weights of an attention or
-           a feed-forward network are gathered before they are used
+    fsdp   fully_shard: also weights and gradients are stored once; the matrices of a block are
+           gathered before they are used
 
 The processes agree about everything that one of them could decide alone: the loss that is shown
 (the mean over all sequences), a signal that ends the run, a gradient that is missing. They do so
@@ -202,17 +202,20 @@ def parallel_model(model: Model, form: str, dtype: torch.dtype) -> Model:
         return model
     if form in ("ddp", "zero1"):
         return cast(Model, Replica(model))
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import (
         MixedPrecisionPolicy,
         fully_shard,
         register_fsdp_forward_method,
     )
 
+    # Without a mesh, fully_shard uses a machine's GPU even for a model on the CPU.
+    mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
     products = MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in cast(nn.ModuleList, model.layers):
-        for sublayer in (block.self_attn, block.mlp):
-            fully_shard(cast(nn.Module, sublayer), mp_policy=products)
-    fully_shard(model)
+        matrices = cast(list[nn.Module], [block.self_attn, block.mlp])  # all but its norms
+        fully_shard(matrices, mesh=mesh, mp_policy=products)
+    fully_shard(model, mesh=mesh)
     register_fsdp_forward_method(model, "loss")
     return model
 

@@ -106,8 +106,8 @@ def test_two_processes_compute_what_one_does_with_all_sequences(two_nodes, tmp_p
         "ddp": {"allreduce": buckets},
         # one a process, of the weights that it has updated
         "zero1": {"allreduce": buckets, "broadcast": 2},
-        "fsdp": {"allgather_base": 1 + 4 * layers, "reduce_scatter_base": 1 + 2 * layers},
-    }  # half a block's weights are gathered for each pass; embedding, norms and head stay
+        "fsdp": {"allgather_base": 1 + 2 * layers, "reduce_scatter_base": 1 + layers},
+    }  # a block is gathered for each pass; embedding, norms and head stay
     times = 2 * layers + 1  # Version 4: once a sublayer, and once for the embedding and the norms
     expected |= {
         "v4 ddp": {"allreduce": times},
