@@ -210,11 +210,11 @@ def parallel_model(model: Model, form: str, dtype: torch.dtype) -> Model:
     )
 
     # Without a mesh, fully_shard uses a machine's GPU even for a model on the CPU.
-    mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
+    mesh = init_device_mesh(next(model.parameters()).device.type, (ranks.here().world_size,))
     products = MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in cast(nn.ModuleList, model.layers):
-        matrices = cast(list[nn.Module], [block.self_attn, block.mlp])  # all but its norms
-        fully_shard(matrices, mesh=mesh, mp_policy=products)
+        sublayers = cast(list[nn.Module], [block.self_attn, block.mlp])  # all but its norms
+        fully_shard(sublayers, mesh=mesh, mp_policy=products)
     fully_shard(model, mesh=mesh)
     register_fsdp_forward_method(model, "loss")
     return model
